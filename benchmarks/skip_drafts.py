@@ -19,9 +19,9 @@ def report(bundle: Bundle, skip: str, questions: Path, count: int) -> dict[str, 
     """Decode tokens per second over those of the whole decoder without drafts, for the first `count` questions of each
     task whose prompts fit; printed. Answers are greedy, and each form's are its own."""
     forms = list(itertools.product((OFF, skip), (OFF, DRAFTED)))
+    room = min(CONTEXT, bundle.manifest.context)
     models = {
-        form: edge.load(bundle.root, skip=form[0], speculate=form[1], context=min(CONTEXT, bundle.manifest.context))
-        for form in forms
+        form: edge.load(bundle.root, skip=form[0], skip_anyway=True, speculate=form[1], context=room) for form in forms
     }
     tokens, seconds = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     options = edge.GenerateOptions(max_tokens=TOKENS, temperature=0)

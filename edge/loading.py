@@ -49,7 +49,8 @@ def load(
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
-        InputError: an option out of its range, too little memory, or a bundle of another kind.
+        InputError: an option out of its range, too little memory, a bundle of another kind, or one that the setting of
+            `skip` ruins.
         EdgeError: no bundle can be made of the model.
     """
     if isinstance(path, str | Path) and not os.path.exists(os.path.join(path, MANIFEST)):  # noqa: PTH110, PTH118

@@ -24,8 +24,9 @@ from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact, fitted
 from edge.export.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
 from edge.extras import needing
+from edge.golden import Golden, noise
 from edge.manifest import Manifest, Speech, TextFormat
-from edge.runtime.check.golden import Golden, GoldenInput, noise
+from edge.runtime.check.golden import GoldenInput
 from edge.runtime.check.perplexity import Agreement
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle, BundleWriter
 from edge.export import check
 from edge.export.written import GOLDEN_TOKENS, record
+from edge.golden import Golden
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
-from edge.runtime.check.golden import Golden, GoldenInput, record_form
+from edge.runtime.check.golden import GoldenInput, record_form
 from edge.runtime.check.perplexity import CHUNK
 from edge.runtime.load import open_engine
 from edge.runtime.memory.process import release_freed

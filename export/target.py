@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
 from edge.export import check
-from edge.runtime.check.golden import Golden, record_form
+from edge.golden import Golden
+from edge.runtime.check.golden import record_form
 from edge.runtime.check.perplexity import Agreement
 from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.engine.engine import Engine

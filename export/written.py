@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from edge import __version__
 from edge.bundle import GOLDEN, BundleWriter
 from edge.export.quantize.base import FLOATS, FloatTensor, Progress, QTensor, RowsTensor, Weight
+from edge.golden import Golden
 from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
-from edge.runtime.check.golden import Golden, GoldenInput, record_form, record_golden
+from edge.runtime.check.golden import GoldenInput, record_form, record_golden
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import PREFILL
 

@@ -96,7 +96,8 @@ def load(
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
-        InputError: an option out of its range, too little memory, or a bundle of another kind.
+        InputError: an option out of its range, too little memory, a bundle of another kind, or one that the setting of
+            `skip` ruins.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"A bundle is loaded by the path of its folder, and not by {shown(path)}.")
@@ -133,9 +134,16 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
     bundle = as_asked(bundle, options)
     variant = choose(bundle, options, present=private_bytes())
 
+    def opened() -> Engine:
+        return make_engine(bundle, variant, options.provider, options.threads, options.strict)
+
     def make() -> Engine:
         bundle.check_files_once()
-        return make_engine(bundle, variant, options.provider, options.threads, options.strict)
+        if options.skip == OFF or options.skip_anyway:
+            return opened()
+        from edge.runtime.skip.loss import unless_ruined
+
+        return unless_ruined(bundle, options.skip, opened)
 
     return Loading(bundle, options, variant, Background(make))
 

@@ -76,6 +76,10 @@ class Loaded:
             release_freed()  # what reading the tokenizer took: 48 MiB of one with 128,000 tokens
         return engine
 
+    def wait(self) -> None:
+        """Wait until the engine has loaded; what is wrong with it is raised here, and not as a fault of a text."""
+        self.engine.check_open()
+
     @property
     def most_tokens(self) -> int:
         """Tokens that a text may have, as far as that is known without waiting for the weights."""

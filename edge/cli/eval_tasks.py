@@ -87,7 +87,7 @@ def run_task(args: argparse.Namespace, name: str) -> None:
     found = []
     with stages() as (progress, _):
         for each in dict.fromkeys(skips):
-            asked = LoadOptions(skip=each, speculate=speculate, kv=dtype, provider=provider)
+            asked = LoadOptions(skip=each, skip_anyway=True, speculate=speculate, kv=dtype, provider=provider)
             answer = _answerer(bundle, asked, task, args.instruction, args.max_tokens)
             results = []
             for done, item in enumerate(items):

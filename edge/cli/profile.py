@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "profile"
 HELP = "Measure what a bundle costs on this device; compare two profiles."
 OPS_SHARE, PEAKS_SHARE = 0.15, 0.05  # of the time, where operators are measured
+SKIP_SHARE = 0.2  # where policies are
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,6 +42,8 @@ def add_arguments(parser: Parser) -> None:
     add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")
     drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"
     add("--drafter NAME", drafter, action="append")
+    skips = "show instead what each policy of edge run --skip brings here and costs; with --html on the page as well"
+    add("--skip POLICY,...", skips)
 
     add = parser.options("reports")
     add_json(add, "the profile as one JSON object")
@@ -61,9 +64,10 @@ def command(args: argparse.Namespace) -> None:
         raise InputError("--drafter says what --speculate measures; give --speculate too, or omit --drafter.")
     settings = ("seconds", "threads", "context", "provider", "strict")
     given: dict[str, Any] = {name: value for name in settings if (value := getattr(args, name)) not in (None, AUTO)}
-    if given and (args.compare is not None or (target is not None and target.is_file())):
+    of_bundles = [*given, *(["skip"] if args.skip is not None else [])]
+    if of_bundles and (args.compare is not None or (target is not None and target.is_file())):
         raise InputError(
-            f"--{next(iter(given))} says how a bundle is measured, and a stored profile is only shown; leave it out."
+            f"--{of_bundles[0]} says how a bundle is measured, and a stored profile is only shown; leave it out."
         )
     if args.compare is not None:
         also = [f"--{name}" for name in ("ops", "trace", "html", "speculate") if getattr(args, name)]
@@ -76,11 +80,20 @@ def command(args: argparse.Namespace) -> None:
     if target is None:
         raise InputError("There is nothing to measure; give a bundle, or two profiles with --compare.")
     if args.speculate:
+        if args.skip is not None:
+            raise InputError("--speculate and --skip are two measurements; ask for one of them.")
         if args.ops or reports or target.is_file():
             raise InputError("--speculate answers prompts with a bundle, and writes no report; omit other options.")
         from edge.cli.profile_drafts import profile_drafts
 
         profile_drafts(target, args.drafter or (), _options(given), args.json)
+        return
+    if args.skip is not None and not reports:
+        if args.ops or args.context is not None:
+            raise InputError("--skip answers a recorded prompt, and shows that alone; omit --ops and --context.")
+        from edge.cli.profile_skipped import profile_skipped
+
+        profile_skipped(target, args.skip, _options(given), args.json)
         return
     for path in reports:
         check_target(path)
@@ -88,7 +101,7 @@ def command(args: argparse.Namespace) -> None:
     if target.is_file():
         found = _read(target, args.ops)
     else:
-        found, story = _measure(target, _options(given), with_ops=args.ops or bool(reports))
+        found, story = _measure(target, _options(given), args.skip, with_ops=args.ops or bool(reports))
     _write(found, story, args.trace, args.html)
     if args.json:
         print(found.to_json(), end="")
@@ -118,18 +131,23 @@ def _options(given: dict[str, Any]) -> ProfileOptions:
     return ProfileOptions(**given)
 
 
-def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Profile, Sequence[Step]]:
-    """The profile of a bundle, and with its operators a run of them to be told as a trace."""
+def _measure(
+    path: Path, options: ProfileOptions, skips: str | None, *, with_ops: bool
+) -> tuple[Profile, Sequence[Step]]:
+    """The profile of a bundle, and with its operators a run of them to be told as a trace. skips: policies."""
     from edge.bundle import open_bundle
+    from edge.cli.profile_skipped import checked, telling
     from edge.runtime.profile.curve import store
     from edge.runtime.profile.profile import profile, settled
+    from edge.runtime.profile.skipped import measure
 
     story: Sequence[Step] = ()
     bundle = open_bundle(path)
     options = settled(bundle, options)
+    policies = None if skips is None else checked(bundle, skips, options)
+    others = (OPS_SHARE + PEAKS_SHARE if with_ops else 0) + (0 if policies is None else SKIP_SHARE)
     with stages() as (progress, say):
-        shorter = dataclasses.replace(options, seconds=max(1.0, options.seconds * (1 - OPS_SHARE - PEAKS_SHARE)))
-        found = profile(path, shorter if with_ops else options, progress=progress)
+        found = profile(path, _for(options, 1 - others), progress=progress)
         try:
             store(found)
         except OSError as e:
@@ -153,7 +171,16 @@ def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Pr
             notes, placement = [*found.notes, *measured.notes], measured.placement
             found = dataclasses.replace(found, ops=measured.ops, peaks=best, placement=placement, notes=notes)
             story = measured.story
+        if policies is not None:
+            gc.collect()
+            skipped = measure(bundle, policies, _for(options, SKIP_SHARE), telling(progress))
+            found = dataclasses.replace(found, skipped=skipped)
     return found, story
+
+
+def _for(options: ProfileOptions, share: float) -> ProfileOptions:
+    """The options for a share of the time."""
+    return dataclasses.replace(options, seconds=max(1.0, options.seconds * share))
 
 
 def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Path | None) -> None:

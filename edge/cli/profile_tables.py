@@ -28,6 +28,10 @@ def show(profile: Profile) -> None:
         _curve(profile.curve, out)
     if profile.curve_int8:
         _curve(profile.curve_int8, out, " over a KV cache in int8")
+    if profile.skipped:
+        from edge.cli.profile_skipped import show_skipped
+
+        show_skipped(profile.skipped, "Layers left out", out)
     if any(row.provider != device.provider for row in profile.placement):
         show_placement(profile.placement, out)
     for name, value in _facts(profile).items():

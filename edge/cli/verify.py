@@ -78,7 +78,8 @@ def _check_files(bundle: Bundle) -> list[str]:
 def _replay(bundle: Bundle, provider: Provider) -> dict[str, GoldenReport]:
     """What each graph answers, by its role."""
     from edge.cli.progress import bar
-    from edge.runtime.check.golden import open_role, read_golden, replay_golden, roles
+    from edge.golden import read_golden
+    from edge.runtime.check.golden import open_role, replay_golden, roles
     from edge.runtime.memory.process import release_freed
 
     golden, graphs = read_golden(bundle), roles(bundle, provider.name)

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import GOLDEN, Bundle
+from edge.bundle import Bundle
 from edge.errors import BundleError
-from edge.manifest import FLOAT32, INT8, KV8, SKIP, Manifest
+from edge.golden import MAX_TOLERANCE, FormCase, Golden, GoldenCase, GoldenForm, TopLogits, noise
+from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import BLOCKED, Tree
@@ -35,91 +35,12 @@ from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
 from edge.targets import TARGETS, target_for
-from edge.typed_json import typed
 
 TOP = 5
 MARGIN = 2.0  # tolerance as a multiple of the largest difference between the recorder's own kernels
 MIN_TOLERANCE = 1e-3
 ROUNDING = 0.01  # by which rounding activations to 8 bits changes keys and values, in multiples of their size (RMS)
-MAX_TOLERANCE = 32.0  # exports wrote up to 2.9 (SmolLM2-135M, 4 bits); one this much larger lets anything pass
-MAX_CASES, MAX_TOKENS, MAX_TOP = 256, 1 << 16, 64  # of all cases together, and of a step; exports write 4, 400 and 5
-MAX_LOGIT = 1e30  # a float32 holds it, and distances between two
-MOST_BYTES = 16 << 20  # of the file
 MAX_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
-
-
-@dataclass(frozen=True)
-class TopLogits:
-    """The best tokens of one step, best first, and their logits."""
-
-    ids: list[int]
-    logits: list[float]
-
-
-@dataclass(frozen=True)
-class FormCase:
-    """What a graph says along a recorded answer: its own best token of each step, and the logits of two."""
-
-    ids: list[int]
-    first: TopLogits
-    last: TopLogits
-
-    def at(self, step: int) -> TopLogits | None:
-        """The logits that were recorded of a step; None of most."""
-        return {0: self.first, len(self.ids) - 1: self.last}.get(step)
-
-    def fits(self, tokens: int, vocab: int) -> bool:
-        """Whether it is a record of this many tokens, at least one, of a vocabulary."""
-        tops = self.first, self.last
-        return (
-            len(self.ids) == tokens > 0
-            and all(0 < len(top.ids) == len(top.logits) <= MAX_TOP for top in tops)
-            and all(abs(logit) <= MAX_LOGIT for top in tops for logit in top.logits)
-            and all(0 <= token < vocab for token in (*self.ids, *self.first.ids, *self.last.ids))
-        )
-
-
-@dataclass(frozen=True)
-class GoldenCase:
-    """One prompt and its greedy answer, with the steps that chose its first and last token. An encoder-decoder's prompt
-    is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)` where it reads audio."""
-
-    prompt_ids: list[int]
-    greedy_ids: list[int]
-    first: TopLogits
-    last: TopLogits
-    source_ids: list[int] = field(default_factory=list)
-    source_seed: int | None = None
-    date: str | None = None  # YYYY-MM-DD that the chat template told the model, where it does
-
-    @property
-    def own(self) -> FormCase:
-        """What the decoder's own graph says."""
-        return FormCase(self.greedy_ids, self.first, self.last)
-
-
-@dataclass(frozen=True)
-class GoldenForm:
-    """What a graph that rounds otherwise says along the answers of all cases."""
-
-    role: str
-    tolerance: float
-    cases: list[FormCase]
-
-
-@dataclass(frozen=True)
-class Golden:
-    """The content of `golden.json`."""
-
-    recorder: str
-    tolerance: float  # by how much the distance between two of a step's best logits may differ
-    cases: list[GoldenCase]
-    forms: list[GoldenForm]  # of graphs that round otherwise
-
-    def form(self, role: str) -> GoldenForm:
-        """What the graph with this role should say: what was recorded of it, or of the decoder."""
-        own = GoldenForm(role, self.tolerance, [case.own for case in self.cases])
-        return next((form for form in self.forms if form.role == role), own)
 
 
 @dataclass
@@ -223,52 +144,6 @@ def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
     return GoldenForm(role, float(f"{deviation:.2g}"), cases)
 
 
-def read_golden(bundle: Bundle) -> Golden:
-    """The bundle's golden answers; BundleError where the file cannot be read, or is not what `record_golden` writes."""
-    raw, path = bundle.read_json(GOLDEN, MOST_BYTES)
-    golden, manifest = typed(raw, Golden, path), bundle.manifest
-    vocab, advice = manifest.dims.vocab_size, "export the model again."
-    if not golden.cases:
-        raise BundleError(f"{path} has no recorded answers; {advice}")
-    if len(golden.cases) > MAX_CASES or sum(map(_tokens_of, golden.cases)) > MAX_TOKENS:
-        raise BundleError(
-            f"{path} has more than {MAX_CASES} recorded answers, or {MAX_TOKENS} tokens of them, which no export "
-            f"records; {advice}"
-        )
-    for i, case in enumerate(golden.cases):
-        known = all(0 <= token < vocab for token in (*case.prompt_ids, *case.source_ids))
-        if not case.prompt_ids or not known or not case.own.fits(len(case.greedy_ids), vocab):
-            raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; {advice}")
-        if len(case.prompt_ids) + len(case.greedy_ids) > manifest.context or not _is_source(case, manifest):
-            raise BundleError(f"{path}: cases[{i}] is longer than this model takes, or no input of it; {advice}")
-    for form in golden.forms:
-        sizes = [len(case.greedy_ids) for case in golden.cases]
-        if len(form.cases) != len(sizes) or not all(map(FormCase.fits, form.cases, sizes, repeat(vocab))):
-            where = f"{path}: forms {form.role[:60]!r}"
-            raise BundleError(f"{where} is no record of this model's answers; {advice}")
-    for tolerance in (golden.tolerance, *(form.tolerance for form in golden.forms)):
-        if not 0 <= tolerance <= MAX_TOLERANCE:
-            raise BundleError(
-                f"{path} tolerates that logits differ by {tolerance:g}, and at most {MAX_TOLERANCE:g} says anything of "
-                f"a model; {advice}"
-            )
-    return golden
-
-
-def _tokens_of(case: GoldenCase) -> int:
-    return len(case.prompt_ids) + len(case.greedy_ids) + len(case.source_ids)
-
-
-def _is_source(case: GoldenCase, manifest: Manifest) -> bool:
-    """Whether a case has the input that this kind of model takes."""
-    seed, ids, encoder = case.source_seed, len(case.source_ids), manifest.encoder
-    if encoder is None:
-        return seed is None and not ids
-    if encoder.input == "audio":
-        return seed is not None and 0 <= seed < 2**32 and not ids
-    return seed is None and 1 <= ids <= encoder.max_length
-
-
 def replay_golden(
     engine: Engine, golden: Golden, progress: Callable[[int], object] = lambda tokens: None, *, role: str = DECODER
 ) -> GoldenReport:
@@ -327,16 +202,6 @@ def _new_cache(engine: Engine, given: GoldenInput | GoldenCase, capacity: int) -
     if given.source_seed is None:
         return engine.new_cache(capacity, engine.encoder.encode_text(np.array(given.source_ids, np.int64)))
     return engine.new_cache(capacity, engine.encoder.encode_audio(noise(given.source_seed)))
-
-
-def noise(seed: int, samples: int = 32_000) -> NDArray[np.float32]:
-    """Audio that any host can make alike: a linear congruential generator's upper half words (Numerical Recipes'
-    constants, modulo 2**32), as samples from -0.1 to 0.1."""
-    state, words = seed, np.empty(samples, np.float32)
-    for i in range(samples):
-        state = (1664525 * state + 1013904223) % 2**32
-        words[i] = state >> 16
-    return (words - 32768) * np.float32(0.1 / 32768)
 
 
 def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: int) -> None:

@@ -79,6 +79,7 @@ class LoadOptions(Options):
             the last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams.
         skip: which layers are left out of a decoder: ``off``, or a policy such as ``unified:0.2``; see
             docs/guide/skipping.md.
+        skip_anyway: answer under a setting of `skip` that ruins this bundle, too, which is refused otherwise.
         kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
             ``auto``: int8 where kernels of our own attend to it (edge-lm-kernels), which is faster at any length;
             elsewhere float32, or int8 where `memory` has room for no other; see docs/guide/kv-cache.md.
@@ -99,6 +100,7 @@ class LoadOptions(Options):
     speculate: str = option(AUTO, text("option speculate"))
     exact: bool | None = option(None, unless_none(flag("option exact")))
     skip: str = option(OFF, text("option skip"))
+    skip_anyway: bool = option(False, flag("option skip_anyway"))
     kv: str = option(AUTO, text("option kv"))
     provider: str | Provider = option(AUTO, named_or_made)
     strict: bool | None = option(None, unless_none(flag("option strict")))
@@ -117,6 +119,7 @@ class LoadKeywords(TypedDict, total=False):
     speculate: str
     exact: bool | None
     skip: str
+    skip_anyway: bool
     kv: str
     provider: str | Provider
     strict: bool | None

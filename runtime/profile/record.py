@@ -221,6 +221,23 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Decoding under a skip policy, or by the whole decoder (``off``), in turns, and what the policy costs."""
+
+    skip: str  # as `edge run --skip` takes it
+    layers: float  # that run for a token, in the mean; a feed-forward block or an attention counts half
+    ms: float  # of a token
+    tokens_per_s: float
+    speed: float  # times the whole decoder's
+    prompt: int  # tokens, of what was timed
+    answer: int  # tokens of it
+    tokens: int  # of the bundle's own answers, over which the loss is measured
+    same: int  # of these: that stay the likeliest
+    times_perplexity: float  # of such text, times the whole decoder's
+    ruins: bool  # whether it is refused for that
+
+
+@dataclass(frozen=True)
 class Profile:
     """The content of a profile document."""
 
@@ -245,6 +262,7 @@ class Profile:
     peaks: Peaks | None = None
     ops: list[Op] = field(default_factory=list)
     placement: list[Placement] = field(default_factory=list)  # which execution provider runs what
+    skipped: list[Skipped] = field(default_factory=list)  # skip policies, the whole decoder first
     notes: list[str] = field(default_factory=list)  # what a reader should know: what was cut short, and why
 
     def to_json(self) -> str:

@@ -347,13 +347,28 @@ function usage() {
   if (sources.length) $("#usage").append(tag("p", { class: "say" }, `Energy of: ${sources.join(", ")}.`));
 }
 
+function skipped() {
+  const rows = profile.skipped;
+  if (!rows.length) return;
+  $("#skipped").hidden = false;
+  $("#skipped .say").textContent = `By policies of edge run --skip, in turns with the whole decoder (off). Same: tokens of the bundle’s own ` +
+    "answers that stay the likeliest. Perplexity: of such text, times the whole decoder’s.";
+  $("#skipped .table").replaceChildren(table(
+    [["policy", "text"], ["layers"], ["ms a token"], ["tokens/s"], ["speed"], ["same"], ["perplexity"], ["edge run", "text"]],
+    rows.map((row) => [
+      row.skip, row.layers.toFixed(1), number(row.ms), number(row.tokens_per_s), row.speed.toFixed(2),
+      ...(row.skip === "off" ? ["", "", ""] : [percent(row.same / row.tokens), number(row.times_perplexity), row.ruins ? "refuses" : "answers"]),
+    ]),
+  ));
+}
+
 function notes() {
   if (!profile.notes.length) return;
   $("#notes").hidden = false;
   $("#notes ul").replaceChildren(...profile.notes.map((note) => tag("li", {}, note)));
 }
 
-for (const draw of [header, facts, ttft, decode, curve, memory, sustained, usage, notes, operators]) draw();
+for (const draw of [header, facts, ttft, decode, curve, memory, sustained, usage, skipped, notes, operators]) draw();
 for (const pair of document.querySelectorAll(".pair")) {
   const shown = [...pair.children].filter((child) => !child.hidden);
   if (shown.length === 1) shown[0].classList.add("alone");

@@ -15,8 +15,8 @@ import edge
 from edge.errors import CheckpointError
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.export.tokenizer import fitted
+from edge.golden import read_golden
 from edge.manifest import Tokens
-from edge.runtime.check.golden import read_golden
 from edge.runtime.text.tokenizer import Text
 
 CHATML = (

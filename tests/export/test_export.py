@@ -31,7 +31,8 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.base import Checkpoint
 from edge.export.quantize.base import FloatTensor
 from edge.export.torch_reference import TorchLogits, load_torch
-from edge.runtime.check.golden import read_golden, replay_golden
+from edge.golden import read_golden
+from edge.runtime.check.golden import replay_golden
 from edge.runtime.check.perplexity import Agreement, EngineLogits, perplexity, windows
 from edge.runtime.load import open_engine
 

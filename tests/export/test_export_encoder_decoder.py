@@ -15,7 +15,8 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError
 from edge.export import check_pairs
-from edge.runtime.check.golden import noise, read_golden, replay_golden
+from edge.golden import noise, read_golden
+from edge.runtime.check.golden import replay_golden
 from edge.runtime.load import open_engine
 
 

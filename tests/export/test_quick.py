@@ -26,7 +26,8 @@ from edge.export.graph.families import FAMILIES
 from edge.export.reference import Reference
 from edge.export.torch_reference import TorchLogits, load_torch
 from edge.extras import EXTRAS, install
-from edge.runtime.check.golden import read_golden, replay_golden
+from edge.golden import read_golden
+from edge.runtime.check.golden import replay_golden
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.load import open_engine
 

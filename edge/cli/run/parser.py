@@ -56,6 +56,10 @@ def kind_of(bundle: Bundle) -> str:
 
 def check_kind(kind: str, given: argparse.Namespace) -> None:
     """Raise InputError where a bundle of this kind would ignore an option that was given."""
+    from edge.runtime.skip import OFF
+
+    if given.skip_anyway and given.skip == OFF:
+        raise InputError("--skip-anyway insists on what --skip leaves out; name a policy with --skip, or omit it.")
     for name in IGNORED[kind]:
         if getattr(given, name) is None:
             continue
@@ -191,6 +195,7 @@ def add_arguments(parser: Parser) -> None:
     add("--exact", exact, action=argparse.BooleanOptionalAction)
     skipped = "which layers are skipped: off (default), %(names)s"
     listed(add("--skip POLICY", skipped, default=OFF), POLICIES)
+    add("--skip-anyway", "answer though what --skip leaves out ruins this model, which is refused", default=None)
     add("--batch N", "with --lines: prompts answered in parallel (default: 8; with --memory: 1)", int)
 
     add = parser.options("machine")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from edge.runtime.speech.segments import Segment
     from edge.runtime.speech.transcribe import Sound, TranscribeOptions, Transcriber, Transcription
 
-LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "provider", "strict")  # fields of LoadOptions
+# Fields of LoadOptions.
+LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "skip_anyway", "provider", "strict")
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 ENDINGS = {"srt", "vtt", "json"}  # of a file's name, which choose the form of the same name
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it

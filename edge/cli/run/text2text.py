@@ -110,6 +110,7 @@ def _pipe(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace,
     from edge.cli.run.lines import answer_line
 
     model.check(options)
+    model.wait()
     for place, (name, line) in enumerate(lines_of_input()):
         try:
             shown = answer_line(model, place, line, options, args.json, numbered=False).shown
@@ -126,6 +127,7 @@ def _dialogue(model: Text2Text, options: Text2TextOptions, args: argparse.Namesp
     from edge.cli.run.quiet import Quiet
 
     model.check(options)
+    model.wait()
     note(f"{model.bundle.manifest.name} · a line at a time · Ctrl-C stops an answer · /quit leaves")
     prompt = Prompt()
     while (said := prompt.ask()) is not None:

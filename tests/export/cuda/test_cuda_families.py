@@ -37,7 +37,8 @@ from edge.export.cuda.weights import BLOCK
 from edge.export.quantize.base import LazyWeights, Weight, matrices
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.target import Wanted, check_wanted
-from edge.runtime.check.golden import BLOCKED, noise
+from edge.golden import noise
+from edge.runtime.check.golden import BLOCKED
 from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import Tree

@@ -34,7 +34,8 @@ from whisper_speaker import WINDOW
 from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
 from edge.export.target import Wanted, check_wanted
-from edge.runtime.check.golden import BLOCKED, noise
+from edge.golden import noise
+from edge.runtime.check.golden import BLOCKED
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import Tree
 

@@ -22,18 +22,9 @@ import edge
 from edge.bundle import PAGE, Bundle
 from edge.cli.main import main
 from edge.errors import BundleError
+from edge.golden import Golden, GoldenCase, TopLogits, read_golden
 from edge.manifest import Manifest
-from edge.runtime.check.golden import (
-    Golden,
-    GoldenCase,
-    GoldenInput,
-    TopLogits,
-    open_role,
-    read_golden,
-    record_golden,
-    replay_golden,
-    roles,
-)
+from edge.runtime.check.golden import GoldenInput, open_role, record_golden, replay_golden, roles
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.typed_json import typed

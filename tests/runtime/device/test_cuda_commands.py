@@ -13,7 +13,7 @@ import edge
 from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError
-from edge.runtime.check.golden import read_golden
+from edge.golden import read_golden
 from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.providers import cuda
 from edge.runtime.providers.base import GPU, Device, Support

@@ -25,13 +25,14 @@ STICKING_OUT = """[...document.querySelectorAll("body *")].filter(each => {
 SHOWN = """[...document.querySelectorAll("figure")].filter(each => each.offsetHeight).map(each => each.id)"""
 SMALL_TEXT = """[...document.querySelectorAll("main *, svg text")].filter(each => each.childElementCount === 0
   && each.textContent.trim() && parseFloat(getComputedStyle(each).fontSize) < 11).length"""
-ALL = ["ttft", "decode", "curve", "relative", "treemap", "layers", "roofline", "parts", "memory", "sustained", "usage",
-       "notes"]  # fmt: skip
+ALL = ["ttft", "decode", "curve", "relative", "treemap", "layers", "roofline", "parts", "skipped", "memory",
+       "sustained", "usage", "notes"]  # fmt: skip
 
 
 def bare(profile: Profile) -> Profile:
     """A profile of which only what every one has is left."""
-    nothing: dict[str, list[object]] = {each: [] for each in ("ttft", "decode", "curve", "usage", "ops", "notes")}
+    lists = "ttft", "decode", "curve", "usage", "ops", "skipped", "notes"
+    nothing: dict[str, list[object]] = {each: [] for each in lists}
     missing = dict.fromkeys(("sustained", "load", "memory", "noise", "peaks"))
     return dataclasses.replace(profile, **nothing, **missing)  # type: ignore[arg-type]
 

@@ -23,7 +23,8 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, DeviceError, ExportError, InputError, MissingExtraError
 from edge.export.npu import compile as compiling
-from edge.runtime.check.golden import open_role, read_golden, replay_golden
+from edge.golden import read_golden
+from edge.runtime.check.golden import open_role, replay_golden
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.variant import Variant
 from edge.runtime.profile.profile import ProfileOptions, profile
