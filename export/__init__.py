@@ -89,7 +89,8 @@ def export(
         effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
             get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights with more
             bits, calibrated on more text and tuned.
-        candidates: collect what the drafter recycle begins with, over the calibration text; default: with `effort` best.
+        candidates: collect what the drafter recycle begins with, over the calibration text; default: with the effort
+            ``best`` alone.
         draft_text: tokens of a decoder's own answers from which a table for drafts is counted
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or less.
         force: replace a bundle that stands at `out`.

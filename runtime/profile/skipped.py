@@ -14,13 +14,11 @@ from statistics import median
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.golden import GoldenCase, read_golden
-from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, choose
 from edge.runtime.load import as_asked, open_engine
 from edge.runtime.profile.profile import ProfileOptions
 from edge.runtime.profile.record import Skipped
-from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.loss import SkipLoss, loss_of, read, room_for
 
@@ -45,11 +43,11 @@ class _Answers:
         engine, cache, token, spent, layers = self._engine, self._cache, self._first, 0.0, 0.0
         cache.truncate(cache.prompt)
         for _ in range(self.tokens):
-            if isinstance(engine, SegmentedEngine):
-                layers += _layers(engine, cache)
             started = time.perf_counter()
             logits = engine.step(cache, token)
             spent += time.perf_counter() - started
+            if isinstance(engine, SegmentedEngine):
+                layers += engine.layers_run(cache)
             token = logits[-1].argmax(keepdims=True)
         self.ms.append(1e3 * spent / self.tokens)
         if isinstance(engine, SegmentedEngine):
@@ -109,9 +107,3 @@ def _open(bundle: Bundle, skip: str, options: ProfileOptions) -> Engine:
 def _asked(skip: str, options: ProfileOptions) -> LoadKeywords:
     own: LoadKeywords = {"provider": options.provider, "threads": options.threads, "strict": options.strict}
     return own | {"skip": skip, "kv": AUTO}
-
-
-def _layers(engine: SegmentedEngine, cache: KVCache) -> float:
-    """How many layers the next token runs through."""
-    assert isinstance(cache, SegmentedCache)
-    return sum(map(engine.weight, engine.policy.route(cache, 1)))

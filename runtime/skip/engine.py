@@ -96,9 +96,9 @@ class SegmentedEngine(Engine):
         segment = self.bundle.manifest.segments[unit]
         return len(segment.layers) / (1 if segment.part in ("start", "layers", "end") else 2)
 
-    def layers_run(self, cache: SegmentedCache) -> float:
+    def layers_run(self, cache: KVCache) -> float:
         """How many layers the tokens of a cache's last step ran through, all together."""
-        assert cache.last_step is not None, "no step was run"
+        assert isinstance(cache, SegmentedCache) and cache.last_step is not None, "no step was run"
         route, step = cache.last_step
         assert isinstance(step, SegmentStep)
         if step.ran is None:

@@ -70,9 +70,15 @@ def test_the_default_takes_at_most_5_9_bits_per_weight(tiny_checkpoint: Path, tm
     assert 4 < manifest.bits_per_weight <= 5.9  # over all weights: embedding, head and norms included
 
 
-@pytest.mark.parametrize(("asked", "there"), [
-    ({}, False), ({"effort": "best"}, True), ({"candidates": True}, True), ({"effort": "quick", "candidates": True}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "there"),
+    [
+        ({}, False),
+        ({"effort": "best"}, True),
+        ({"candidates": True}, True),
+        ({"effort": "quick", "candidates": True}, False),
+    ],
+)
 def test_what_recycle_begins_with_is_collected_with_the_best_effort_or_where_it_is_asked_for(
     tiny_checkpoint: Path, tmp_path: Path, asked: dict[str, Any], there: bool
 ) -> None:
