@@ -1,7 +1,7 @@
 """What a skip policy costs a bundle: measured on the answers that were recorded with it, once for each setting.
 
-A small model that was not tuned for it makes no sense with some of its layers left out, and says so with no word. So
-before a bundle first answers under a setting, its recorded answers run through the policy and through the whole
+A small model that was not tuned for it makes no sense with some of its layers left out, and nothing says so. Before a
+bundle first answers under a setting, its recorded answers therefore run through the policy and through the whole
 decoder, each token after the recorded ones before it, and a setting that ruins the bundle is refused. A tuned bundle's
 answers were recorded after it was tuned; so the same measure holds for it.
 
@@ -204,10 +204,11 @@ def _go_on(engine: Engine, cache: KVCache, token: int, count: int) -> tuple[NDAr
 
 def _divergence(whole: NDArray[np.float32], left: NDArray[np.float32]) -> float:
     """KL(whole || left) of two rows of logits [V]; none where the whole decoder's are not numbers either."""
-    log_p, log_q = log_softmax(whole), log_softmax(left)
-    p = np.exp(log_p)
-    likely = p > 0
-    found = float((p[likely] * (log_p[likely] - log_q[likely])).sum(dtype=np.float64))
+    with np.errstate(all="ignore"):  # of logits that are not finite numpy says more than once
+        log_p, log_q = log_softmax(whole), log_softmax(left)
+        p = np.exp(log_p)
+        likely = p > 0
+        found = float((p[likely] * (log_p[likely] - log_q[likely])).sum(dtype=np.float64))
     if np.isnan(log_p).any():
         return 0.0
     return min(max(found, 0.0), WORST) if found == found else WORST

@@ -46,6 +46,7 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
         if lines is not None:
             from edge.cli.run.lines import run_prompts
 
+            model.wait()
             return run_prompts(model, lines, options, given)
         if prompt is not None:
             _answer(model, prompt, options, given)

@@ -71,8 +71,6 @@ def run_lines(
     Raises:
         InputError: a line that the model cannot take, before anything is done; or the output file cannot be written.
     """
-    model.check(options)
-    model.wait()
     lengths = _lengths(lines, args.lines, lambda line: len(model.prompt_ids(line, options)))
     order = list(lengths) if args.output is None else sorted(lengths, key=lambda i: -lengths[i])
 
@@ -97,7 +95,6 @@ def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, ar
     from edge.runtime.decode.answer import check_prompt
 
     model.check_width(args.batch)
-    model.wait()
 
     def length(line: str) -> int:
         tokens = model.prompt_ids(line, system=args.system, raw=args.raw, think=options.think)

@@ -30,6 +30,8 @@ def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
         elif asked is not None:
             from edge.cli.run.lines import run_lines
 
+            model.check(options)
+            model.wait()
             return run_lines(model, asked, options, args, at_a_time)
         elif not sys.stdin.isatty():
             _pipe(model, options, args, interrupted)
