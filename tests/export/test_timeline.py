@@ -140,7 +140,6 @@ def test_a_longer_time_is_never_said_to_be_shorter(seed: int) -> None:
     assert said == sorted(said)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("weights", "effort"),
     [("int4", "quick"), ("int4", "normal"), ("int4", "best"), ("int8", "quick"), ("int8", "normal")],
