@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,12 @@ from edge.manifest import FORMAT_VERSION, Dims, Graph, KVLayer, KVLayout, Manife
 
 if TYPE_CHECKING:
     from edge.export.tune.network import Network
+
+
+def pytest_configure() -> None:
+    """Torch with one thread, here and in what tests start: more cost tiny models more than they bring, and wait for
+    each other on a busy machine."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -81,17 +87,6 @@ def paper_bundle(tmp_path: Path, pristine_paper_bundle: Bundle) -> Bundle:
     )
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Torch with one thread: more cost tiny models more than they bring, and wait for each other on a busy machine."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory as transformers writes it: a random Llama of two layers, and a byte-level tokenizer."""
@@ -110,17 +105,10 @@ def pristine_tiny_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoi
 @pytest.fixture(scope="session")
 def int4_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
     """The tiny model in 4 bits, calibrated, without segments."""
-    import torch
-
     import edge
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other on a busy machine
-    try:
-        out = tmp_path_factory.mktemp("int4") / "tiny.edge"
-        return edge.export(tiny_checkpoint, out, weights="int4", calibration=" ".join(SENTENCES), check=False)
-    finally:
-        torch.set_num_threads(threads)
+    out = tmp_path_factory.mktemp("int4") / "tiny.edge"
+    return edge.export(tiny_checkpoint, out, weights="int4", calibration=" ".join(SENTENCES), check=False)
 
 
 @pytest.fixture

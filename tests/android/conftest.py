@@ -25,6 +25,7 @@ from whisper_files import talking_whisper, write_ctranslate2
 import edge
 from edge.export import successors
 from edge.export.tune.result import ABOUT, KEY, ROUTERS
+from edge.lock import locked
 from edge.runtime.check import conformance, conformance_drafts
 from edge.runtime.model import Model
 
@@ -34,16 +35,18 @@ LINES = 2_000  # for each tokenizer; 20,000 take minutes, and were run by hand: 
 MINUTES = 15  # with all that pip fetches
 
 
-@pytest.fixture(scope="session")
-def maven() -> str:
-    """The command. Without it and a JDK tests are skipped, but where EDGE_TEST_JVM_REQUIRED is set."""
+@pytest.fixture(scope="module")
+def maven() -> Iterator[str]:
+    """The command, for one file of tests at a time, for all compile into the same folder. Without it and a JDK tests
+    are skipped, but where EDGE_TEST_JVM_REQUIRED is set."""
     found = shutil.which("mvn")
     if found is None or shutil.which("javac") is None:
         missing = "the Kotlin runtime is not tested: no JDK and Maven (Debian: openjdk-17-jdk-headless, maven)"
         if os.environ.get("EDGE_TEST_JVM_REQUIRED"):
             pytest.fail(missing)
         pytest.skip(missing)
-    return found
+    with locked(PROJECT / "target" / "tests.lock", waiting=lambda: None):
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,6 @@ from edge.export.kept import Kept
 from edge.export.quantize import voice
 from edge.manifest import Speech, TextFormat, Tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 END = IDS["<|endoftext|>"]
 SPEECH = Speech(
     sample_rate=16_000,

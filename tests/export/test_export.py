@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -63,7 +62,6 @@ def test_a_bundle_is_whole_and_holds_the_tokenizer(pristine_tiny_bundle: Bundle,
     assert 8 < manifest.bits_per_weight < 10
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_default_takes_at_most_5_9_bits_per_weight(tiny_checkpoint: Path, tmp_path: Path) -> None:
     manifest = edge.export(tiny_checkpoint, tmp_path / "x.edge", check=False, candidates=False).manifest
     assert manifest.weights == "int4"
@@ -366,9 +364,8 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(tiny_checkpoin
         f"edge.export({str(folder)!r}, {str(tmp_path / 'x.edge')!r}, weights='fp32', draft_text=200)\n"
         "print(held().peak_rss - before)"
     )
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # Torch's threads wait for each other on a busy machine
     command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=one_thread)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert size < float(result.stdout) < 3 * size
 

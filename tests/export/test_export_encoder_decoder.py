@@ -15,6 +15,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError
 from edge.export import check_pairs
+from edge.export.quantize import voice
 from edge.golden import noise, read_golden
 from edge.runtime.check.golden import replay_golden
 from edge.runtime.load import open_engine
@@ -225,7 +226,8 @@ def test_lines_side_by_side_have_the_answers_of_lines_one_by_one(
 
 
 def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:
-    made = edge.export(tiny_t5, tmp_path / "x.edge", encoder_weights="fp32", decoder_weights="int4", check=False)
+    halves = {"encoder_weights": "fp32", "decoder_weights": "int4"}
+    made = edge.export(tiny_t5, tmp_path / "x.edge", calibration="\n".join(SENTENCES * 4), check=False, **halves)
     bits = {group.name: group.bits for group in made.manifest.groups}
     assert made.manifest.weights == "fp32+int4"
     assert (bits["encoder.feed_forward"], bits["embedding"]) == (32, 8)
@@ -275,8 +277,8 @@ def test_only_a_decoder_in_int4_is_calibrated(tiny_t5: Path, tmp_path: Path, opt
 def test_a_decoder_in_int4_is_calibrated_on_the_lines_of_a_file(tiny_t5: Path, tmp_path: Path) -> None:
     """The same file gives the same weights, another one others; the manifest says by which method."""
     text, other = tmp_path / "lines.txt", tmp_path / "other.txt"
-    text.write_text("\n".join(SENTENCES * 10))
-    other.write_text("\n".join(sentence[::-1] for sentence in SENTENCES * 10))
+    text.write_text("\n".join(SENTENCES * 4))
+    other.write_text("\n".join(sentence[::-1] for sentence in SENTENCES * 4))
     stages: set[str] = set()
     made = [
         edge.export(tiny_t5, tmp_path / f"{i}.edge", weights="int4", calibration=file, check=False, progress=progress)
@@ -294,12 +296,15 @@ def test_a_decoder_in_int4_is_calibrated_on_the_lines_of_a_file(tiny_t5: Path, t
     assert replay_golden(open_engine(made[0]), read_golden(made[0])).ok
 
 
-def test_a_speech_model_is_calibrated_on_a_recording_and_not_on_a_text(tmp_path: Path) -> None:
+def test_a_speech_model_is_calibrated_on_a_recording_and_not_on_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sounds import tone, write_wave
     from whisper_files import tiny_whisper, write_ctranslate2
 
     checkpoint = write_ctranslate2(tmp_path / "whisper", tiny_whisper(max_source_positions=1500))
     wave = write_wave(tmp_path / "a.wav", tone(2.0))
+    monkeypatch.setattr(voice, "SPEAKERS", voice.SPEAKERS[:2])  # of the built-in recording, which others test whole
     made = edge.export(checkpoint, tmp_path / "a.edge", weights="int4", calibration=wave, check=False)
     default = edge.export(checkpoint, tmp_path / "b.edge", weights="int4", check=False)
     methods = {group.name: group.method for group in made.manifest.groups}

@@ -16,8 +16,6 @@ from edge.export.quantize.decoder import Decoder
 from edge.export.streamed import StreamedLogits, StreamedModel
 from edge.export.torch_reference import TorchLogits, load_torch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS: dict[str, dict[str, Any]] = {
     "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},

@@ -15,20 +15,24 @@ from edge.bundle import Bundle
 
 IDLE_S = 2.0
 LEAST = 0.01  # of a core: what the system rounds
+TRIES = 10  # until it is idle: on a busy machine an answer ends, and threads without work stop spinning, later
 
 PROGRAM = """
 import sys, threading, time
 import edge
 
-model = edge.load(sys.argv[1], threads=2, kind=edge.Model, **({"memory": sys.argv[3]} if sys.argv[3] else {}))
+model = edge.load(sys.argv[1], threads=2, kind=edge.Model, **({"memory": sys.argv[2]} if sys.argv[2] else {}))
 chat = model.chat()
 chat.generate("The moon", max_tokens=20)
 stream = model.stream("The moon", max_tokens=20)
 next(stream)
-time.sleep(0.5)  # threads without work stop spinning
-began = time.process_time()
-time.sleep(float(sys.argv[2]))
-print(time.process_time() - began)
+idle_s, least_s, tries = map(float, sys.argv[3:])
+took = least_s
+while took >= least_s and tries:
+    began, tries = time.process_time(), tries - 1
+    time.sleep(idle_s)
+    took = time.process_time() - began
+print(took)
 """
 
 
@@ -36,8 +40,9 @@ print(time.process_time() - began)
 def test_a_loaded_model_with_a_chat_and_an_open_stream_takes_no_processor_time(
     pristine_tiny_bundle: Bundle, memory: str
 ) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(pristine_tiny_bundle.root), str(IDLE_S), memory]
-    assert float(subprocess.check_output(command, text=True)) < LEAST * IDLE_S
+    given = [str(pristine_tiny_bundle.root), memory, *map(str, (IDLE_S, LEAST * IDLE_S, TRIES))]
+    took = subprocess.check_output([sys.executable, "-c", PROGRAM, *given], text=True)
+    assert float(took) < LEAST * IDLE_S
 
 
 def processor_s(pid: int) -> float:
@@ -58,11 +63,14 @@ def test_a_chat_that_waits_for_words_takes_no_processor_time(pristine_tiny_bundl
         while b">" not in said and time.monotonic() < until:
             said += os.read(ours, 1000)
         os.write(ours, b"The moon\n")
-        time.sleep(2)  # it has answered
-        before = processor_s(chat.pid)
-        time.sleep(IDLE_S)
-        assert chat.poll() is None, said
-        assert processor_s(chat.pid) - before < max(LEAST * IDLE_S, 2 / os.sysconf("SC_CLK_TCK"))
+        least = max(LEAST * IDLE_S, 2 / os.sysconf("SC_CLK_TCK"))
+        for _ in range(TRIES):
+            before = processor_s(chat.pid)
+            time.sleep(IDLE_S)
+            assert chat.poll() is None, said
+            if (took := processor_s(chat.pid) - before) < least:
+                break
+        assert took < least
     finally:
         chat.kill()
         chat.wait()

@@ -60,7 +60,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("one_thread")
 def test_an_adapter_and_its_base_are_the_model_that_peft_makes_of_them(
     kind: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
@@ -79,7 +78,6 @@ def test_an_adapter_and_its_base_are_the_model_that_peft_makes_of_them(
     assert checkpoint.tokenizer.json == open_checkpoint(str(tiny_checkpoint)).tokenizer.json
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore")
 def test_an_adapters_bundle_answers_as_both_together(tmp_path: Path, tiny_checkpoint: Path) -> None:
     import edge

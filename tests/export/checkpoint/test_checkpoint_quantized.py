@@ -93,7 +93,6 @@ CASES: dict[str, tuple[Callable[[np.ndarray], forms.Made], dict[str, Any], tuple
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.usefixtures("one_thread")
 def test_a_quantized_weight_is_read_as_its_quantizer_means_it(name: str, tmp_path: Path, tiny_checkpoint: Path) -> None:
     make, config, kept = CASES[name]
     weights = forms.write_quantized(tmp_path / "q", tiny_checkpoint, make, config)
@@ -119,7 +118,6 @@ def test_a_quantized_weight_is_read_as_its_quantizer_means_it(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["GPTQ", "GPTQ by rows", "AWQ", "packed with zero points", "int8 by rows", "nf4"])
-@pytest.mark.usefixtures("one_thread")
 def test_a_bundle_keeps_integers_that_fit_and_answers_as_the_dequantized_model(
     name: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:

@@ -34,8 +34,6 @@ from edge.export.reference import Reference
 from edge.home import cache_dir
 from edge.manifest import Tokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIZES: dict[str, Any] = dict(
     vocab_size=256,
     hidden_size=40,

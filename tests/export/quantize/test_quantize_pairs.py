@@ -24,8 +24,6 @@ from edge.export.quantize.gptq_pairs import solve_layers
 from edge.export.quantize.pairs import Pair, PairDecoder
 from edge.export.quantize.rtn import round_to_nearest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VOCABULARY, BLOCK = 60, 16
 T5 = dict(vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=96, num_layers=1, num_decoder_layers=2, num_heads=4)
 BART = dict(

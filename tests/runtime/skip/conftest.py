@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from texts import SENTENCES
 
 import edge
@@ -23,10 +21,8 @@ def export_only(source: Path, target: Path, **options: Any) -> Bundle:
 @pytest.fixture(scope="package", params=["int8", "int4"])
 def quantized(
     request: pytest.FixtureRequest, six_layers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Bundle]]:
+) -> list[Bundle]:
     """The model's bundles in the weights of published figures: without units, in layers, in half-layers."""
-    folder, threads = tmp_path_factory.mktemp(request.param), torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other on a busy machine
+    folder = tmp_path_factory.mktemp(request.param)
     made: list[tuple[str, int | str | None]] = [("whole", None), ("layers", 1), ("halves", "ffn")]
-    yield [export_only(six_layers, folder / f"{n}.edge", weights=request.param, segments=s) for n, s in made]
-    torch.set_num_threads(threads)
+    return [export_only(six_layers, folder / f"{n}.edge", weights=request.param, segments=s) for n, s in made]

@@ -65,7 +65,6 @@ def answers(bundle: Bundle, skip: str, beams: int = 1) -> list[list[int]]:
     return [model.generate(text, options).token_ids for text in SENTENCES]
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("beams", [1, 3])
 def test_unified_answers_as_transformers_does_without_these_layers(
     t5: Bundle, tiny_t5: tuple[Any, Any, Path], beams: int

@@ -448,7 +448,6 @@ def seconds(engine: SegmentedEngine, out: Sequence[int], cache: SegmentedCache) 
     return took
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_half_of_the_layers_take_clearly_less_time_than_all(quantized: list[Bundle]) -> None:
     """Of a small model, whose layers outside of the route are two of six: less than 0.9 of the time."""
     engine = routed(quantized[0])

@@ -99,7 +99,6 @@ def test_all_units_of_every_family_are_the_whole_graph_bit_for_bit(tmp_path: Pat
         assert_units_are_the_whole_graph(segmented(tmp_path / str(unit), model, unit))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_sliding_window_counts_the_rows_that_a_layer_has(tmp_path: Path) -> None:
     """Random schedules over a Gemma 3, beside Torch: a window reaches behind the tokens that skipped its layer."""
     model = tiny_model(AutoConfig.for_model(**GEMMA3))

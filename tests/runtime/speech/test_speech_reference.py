@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,6 @@ def speaking_whisper() -> WhisperForConditionalGeneration:
     config.suppress_tokens, config.begin_suppress_tokens = model.config.suppress_tokens, [3, END]
     model.generation_config = config
     return model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Torch's threads wait for each other by spinning: on a busy machine that took minutes for seconds of work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

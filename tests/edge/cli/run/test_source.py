@@ -26,6 +26,7 @@ from edge.errors import ExportError
 from edge.lock import locked
 
 ASKED = ["the moon", "--raw", "--max-tokens", "2", "--context", "64"]
+LONG_S = 600  # much longer than a busy machine takes to start a process
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_an_export_that_the_system_ends_is_said(
 def interrupt(given: Path, writer: BundleWriter) -> None:
     (writer.staging / "weights.bin").write_bytes(b"some")
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(60)
+    time.sleep(LONG_S)
 
 
 def test_ctrl_c_ends_the_export_at_once_and_leaves_nothing(
@@ -297,7 +298,7 @@ def test_ctrl_c_ends_the_export_at_once_and_leaves_nothing(
     start = time.monotonic()
     monkeypatch.setattr(source, "_stage", interrupt)
     assert f"of {model} was interrupted; nothing was left." in refused(model, tmp_path, capsys, 130)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < LONG_S / 2
 
 
 def change(given: Path, writer: BundleWriter) -> None:
