@@ -22,6 +22,7 @@ from statistics import median, quantiles
 PROMPT = "Write a long story about a lighthouse keeper and the ships that pass at night."
 REST_S = 0.2  # before another process answers: threads of the one before have stopped spinning by then
 BUSY = (0, 1, 2)
+ASKED = 128  # tokens of the prompt and of what surrounds it, at most
 WARM = 3  # answers before those that count: it has loaded, and a Java machine has compiled
 WORKER = "--worker"
 
@@ -85,7 +86,8 @@ def work(bundle: str, threads: str, tokens: str, prompt: str) -> None:
     """Python's worker. The Kotlin runtime's is in android_demo/bench."""
     import edge
 
-    model = edge.load(bundle, threads=int(threads), context=512, speculate="off", kind=edge.Model)
+    context = ASKED + int(tokens)
+    model = edge.load(bundle, threads=int(threads), context=context, speculate="off", kind=edge.Model)
     for _ in sys.stdin:
         print(model.generate(prompt, max_tokens=int(tokens)).decode_tokens_per_s, flush=True)
 

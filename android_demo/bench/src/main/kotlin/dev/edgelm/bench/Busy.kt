@@ -13,7 +13,7 @@ object Busy {
     @JvmStatic
     fun main(args: Array<String>) {
         val (path, threads, tokens, prompt) = args
-        val options = EdgeOptions(context = 512, threads = threads.toInt(), speculate = Speculate.OFF)
+        val options = EdgeOptions(context = ASKED + tokens.toInt(), threads = threads.toInt(), speculate = Speculate.OFF)
         EdgeModel.open(File(path), options, Dispatchers.Unconfined).use { model ->
             while (readLine() != null) {
                 var speed = 0.0
@@ -26,4 +26,6 @@ object Busy {
             }
         }
     }
+
+    private const val ASKED = 128 // tokens of the prompt and of what surrounds it, at most
 }
