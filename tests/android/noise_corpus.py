@@ -1,6 +1,8 @@
 """Noise as a speech model hears it, and what the rule for noise says, in files for the tests in Kotlin.
 
     python tests/android/noise_corpus.py BUNDLE FOLDER
+
+This writes `noise.jsonl` for one bundle; the verdicts need no model.
 """
 
 from __future__ import annotations
