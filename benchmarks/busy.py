@@ -1,6 +1,7 @@
 """One thread and two on a busy machine: decoding next to other programs that compute.
 
     python benchmarks/busy.py --bundle smollm2.edge --bundle qwen.edge
+    python benchmarks/busy.py --bundle smollm2.edge --host jvm
 
 For each bundle a process with one thread and one with two answer in turns, next to 0, 1 and 2 programs that do nothing
 but count. The figures are the medians and quartiles of tokens per second, and of the ratios of two threads to one in a
@@ -21,6 +22,9 @@ from statistics import median, quantiles
 PROMPT = "Write a long story about a lighthouse keeper and the ships that pass at night."
 REST_S = 0.2  # before another process answers: threads of the one before have stopped spinning by then
 BUSY = (0, 1, 2)
+ASKED = 128  # tokens of the prompt and of what surrounds it, at most
+WARM = 3  # answers before those that count: it has loaded, and a Java machine has compiled
+WORKER = "--worker"
 
 
 def main() -> None:
@@ -30,12 +34,11 @@ def main() -> None:
     parser.add_argument("--busy", type=int, nargs="+", default=BUSY, help="programs that compute besides")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--host", choices=("python", "jvm"), default="python", help="jvm: the Kotlin runtime")
     given = parser.parse_args()
-    if given.worker:
-        return work(given.bundle[0], given.threads[0], given.tokens)
+    command = [sys.executable, __file__, WORKER] if given.host == "python" else kotlin()
     for bundle in given.bundle:
-        workers = [start(bundle, threads, given.tokens) for threads in given.threads]
+        workers = [start(command, bundle, threads, given.tokens) for threads in given.threads]
         print(f"{bundle.name}: tokens/s, median (quartiles) of {given.rounds} rounds")
         for busy in given.busy:
             with beside(busy):
@@ -53,11 +56,20 @@ def shown(figures: Sequence[float], digits: int) -> str:
     return f"{median(figures):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def start(bundle: Path, threads: int, tokens: int) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--worker", "--bundle", str(bundle), "--threads", str(threads)]
-    command += ["--tokens", str(tokens)]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    answer(worker)  # it has loaded
+def kotlin() -> list[str]:
+    """The command of the Kotlin runtime's worker."""
+    sys.path.append(str(Path(__file__).parents[1] / "android_demo" / "bench"))
+    from jvm import java
+
+    return java("Busy")
+
+
+def start(command: Sequence[str], bundle: Path, threads: int, tokens: int) -> subprocess.Popen[str]:
+    """A process that answers once for each line, and prints tokens per second."""
+    given = [str(bundle), str(threads), str(tokens), PROMPT]
+    worker = subprocess.Popen([*command, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for _ in range(WARM):
+        answer(worker)
     return worker
 
 
@@ -70,13 +82,14 @@ def answer(worker: subprocess.Popen[str]) -> float:
     return float(worker.stdout.readline())
 
 
-def work(bundle: Path, threads: int, tokens: int) -> None:
-    """Answer once for each line."""
+def work(bundle: str, threads: str, tokens: str, prompt: str) -> None:
+    """Python's worker. The Kotlin runtime's is in android_demo/bench."""
     import edge
 
-    model = edge.load(bundle, threads=threads, context=512, speculate="off", kind=edge.Model)
+    context = ASKED + int(tokens)
+    model = edge.load(bundle, threads=int(threads), context=context, speculate="off", kind=edge.Model)
     for _ in sys.stdin:
-        print(model.generate(PROMPT, max_tokens=tokens).decode_tokens_per_s, flush=True)
+        print(model.generate(prompt, max_tokens=int(tokens)).decode_tokens_per_s, flush=True)
 
 
 @contextmanager
@@ -93,4 +106,4 @@ def beside(count: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main()
+    main() if sys.argv[1:2] != [WORKER] else work(*sys.argv[2:])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ def at_level(samples: NDArray[np.float32], level: float) -> NDArray[np.float32]:
     return samples * np.float32(10 ** (level / 20) / loud)
 
 
+def missing(before: str, after: str) -> list[str]:
+    """The words of a text that another one has not, however often each is there."""
+    return list((Counter(before.split()) - Counter(after.split())).elements())
+
+
 def hear(model: Any, sounds: Iterator[Sound], language: str | None) -> None:
     """Transcribe; print what had a text or has another, and how many."""
     from edge.runtime.speech import decoding
@@ -75,7 +81,7 @@ def hear(model: Any, sounds: Iterator[Sound], language: str | None) -> None:
 
         return asked
 
-    count = had = have = changed = 0
+    count = had = have = changed = words = lost = 0
     for name, samples in sounds:
         doubted.clear()
         decoding.imagined, decoding.weak = map(judged, judges)
@@ -86,7 +92,9 @@ def hear(model: Any, sounds: Iterator[Sound], language: str | None) -> None:
         if before:
             print(f"{name}: {before[:60]!r}" + ("" if text == before else f" became {text[:60]!r}"), flush=True)
         count, had, have, changed = count + 1, had + bool(before), have + bool(text), changed + (text != before)
+        words, lost = words + len(before.split()), lost + len(missing(before, text))
     print(f"{count} sounds: {had} had a text, {have} have one, {changed} another than before")
+    print(f"{lost} of {words} words are there no more")
     for what, values in sorted(gained.items()):
         print(f"{what}: {min(values):.2f} to {max(values):.2f} nats a word from the sound, of {len(values)}")
 

@@ -23,19 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jvm import HERE, java
 
 from edge.bundle import open_bundle
 from edge.runtime.speech.audio import open_audio
 
-HERE = Path(__file__).parent
 PROMPT = "The history of the lighthouse begins with fires that were lit on hills above a harbour. " * 6
 TEXTS = """A man in a blue shirt is standing on a ladder cleaning a window.
 Two young, white males are outside near many bushes.
 A little girl climbs into a wooden playhouse.
 Several people wait at a bus stop in the rain while a dog sleeps under the bench.
 A group of musicians plays on a stage in front of a large crowd."""
-HEAP = "192m"
-FLAGS = ["-XX:+AlwaysPreTouch", "-XX:NativeMemoryTracking=summary"]
 ROWS = {
     "tokens_per_s": "tokens per second",
     "first_token_ms": "first token, ms",
@@ -101,17 +99,13 @@ def main() -> None:
     parser.add_argument("--sound", type=Path, help="a recording, for a speech model")
     parser.add_argument("--rounds", type=int, default=5, help="processes of each, in turns")
     args = parser.parse_args()
-    subprocess.run(["mvn", "-q", "-B", "package", "-DskipTests"], cwd=HERE.parent, check=True)
-    classes = [HERE / "target" / "classes", HERE.parent / "edge-runtime" / "target" / "classes"]
-    found = (HERE / "target" / "classpath.txt").read_text().strip()
-    path = ":".join([*map(str, classes), found])
-    java = ["java", f"-Xms{HEAP}", f"-Xmx{HEAP}", *FLAGS, "-cp", path, "dev.edgelm.bench.BenchKt"]
+    command = java("BenchKt", "-XX:+AlwaysPreTouch", "-XX:NativeMemoryTracking=summary")
     # Sentences are short: a Java machine compiles what it runs after some hundreds of steps.
     repeats = 40 if open_bundle(args.bundle).manifest.text is not None else 3
     given = [str(args.bundle), args.prompt or asked(args.bundle, args.sound), str(args.tokens), str(repeats)]
-    commands = {"Kotlin": [*java, *given, "OFF"], "Python": [sys.executable, "-c", PYTHON, *given]}
+    commands = {"Kotlin": [*command, *given, "OFF"], "Python": [sys.executable, "-c", PYTHON, *given]}
     if args.drafts:
-        commands = {"drafts": [*java, *given, "AUTO"], "plain": commands["Kotlin"]}
+        commands = {"drafts": [*command, *given, "AUTO"], "plain": commands["Kotlin"]}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     for number in range(args.rounds):
         for name, command in commands.items():

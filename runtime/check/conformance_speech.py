@@ -24,6 +24,7 @@ from edge.runtime.speech.transcribe import Transcriber
 SOUNDS = ("command", "sentence", "silence", "gap", "long")
 PART_S = 0.1  # of a sound that has one tone
 UNJUDGED = {"compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None}
+DOUBTED = {"no_speech_threshold": 1e-9, "logprob_threshold": -100.0}  # each text is compared with silence
 
 
 def make_sounds(rate: int, window: int) -> dict[str, NDArray[np.float32]]:
@@ -76,8 +77,8 @@ def count(bundle: Bundle) -> int:
 
 
 def _options(bundle: Bundle) -> list[dict[str, Any]]:
-    """What every sound is heard with: the reference's settings, one text without judging it, draws, and where the
-    decoder takes trees, beams."""
+    """What every sound is heard with: the reference's settings, one text without judging it, draws, texts that may be
+    noise, and where the decoder takes trees, beams."""
     speech = bundle.manifest.speech
     assert speech is not None
     named = {"language": list(speech.languages)[-1]} if speech.languages else {}
@@ -89,6 +90,8 @@ def _options(bundle: Bundle) -> list[dict[str, Any]]:
         {"temperatures": [0.0], **UNJUDGED},
         {"temperatures": [0.0], **UNJUDGED, **alone, **named},
         {"temperatures": [0.6, 1.0], "seed": 3},
+        {"temperatures": [0.0], **DOUBTED},
+        {"temperatures": [0.0, 0.7], "compression_ratio_threshold": 1.0, "seed": 2, **DOUBTED},
     ]
     if not any(graph.trees for graph in bundle.manifest.graphs):
         return one

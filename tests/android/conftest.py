@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import chat_corpus
+import noise_corpus
 import numpy as np
 import pytest
 import tokenizer_corpus
@@ -101,6 +102,13 @@ def corpus(
         plain = {**same_onnxruntime, "EDGE_KERNELS": "off"}  # phones have none of these yet
         ran = subprocess.run(command, cwd=ROOT, env=plain, text=True, capture_output=True)
         assert ran.returncode == 0, ran.stderr
+        if (answers / "speech.jsonl").exists():
+            paths = filter(None, [plain.get("PYTHONPATH"), str(ROOT), str(ROOT / "benchmarks")])
+            command = [sys.executable, noise_corpus.__file__, str(path), str(answers)]
+            here = plain | {"PYTHONPATH": os.pathsep.join(paths)}
+            ran = subprocess.run(command, env=here, text=True, capture_output=True)
+            assert ran.returncode == 0, ran.stderr
+    noise_corpus.write(folder / "evidence.jsonl", LINES, seed=1)
     tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
     chat_corpus.write(folder / "chat_formats.jsonl")
     return folder

@@ -57,7 +57,7 @@ class TranscriberTest {
 
     private fun folder(bundle: File) = Corpus.get("answers/${bundle.nameWithoutExtension}")
 
-    private fun lines(bundle: File): List<Heard> = File(folder(bundle), "speech.jsonl").readLines()
+    private fun lines(bundle: File, name: String): List<Heard> = File(folder(bundle), name).readLines()
         .filter { it.isNotEmpty() }.map { Json.decodeFromString(Heard.serializer(), it) }
 
     private fun sound(bundle: File, name: String): FloatArray {
@@ -97,17 +97,28 @@ class TranscriberTest {
         }
     }
 
+    private fun compare(bundle: File, lines: List<Heard>) = EdgeTranscriber.open(bundle).use { model ->
+        for (line in lines) {
+            val found = all(model.transcribe(sound(bundle, line.sound), line.options.options()))
+            compare(line.segments, found, "${line.sound} with ${line.options}")
+        }
+    }
+
     @TestFactory
     fun `segments are Python's`(): List<DynamicTest> = Corpus.speakers().map { path ->
-        val lines = lines(path)
+        val lines = lines(path, "speech.jsonl")
         dynamicTest("${path.name}, ${lines.size} transcriptions") {
             assertTrue(lines.sumOf { it.segments.size } > lines.size) { "the corpus has hardly a segment" }
-            EdgeTranscriber.open(path).use { model ->
-                for (line in lines) {
-                    val found = all(model.transcribe(sound(path, line.sound), line.options.options()))
-                    compare(line.segments, found, "${line.sound} with ${line.options}")
-                }
-            }
+            compare(path, lines)
+        }
+    }
+
+    @TestFactory
+    fun `noise has a text where Python gives it one`(): List<DynamicTest> = Corpus.speakers().map { path ->
+        val lines = lines(path, "noise.jsonl")
+        dynamicTest("${path.name}, ${lines.size} kinds") {
+            assertTrue(lines.size >= 20 && lines.any { it.segments.isEmpty() }) { "the corpus has hardly any noise" }
+            compare(path, lines)
         }
     }
 
