@@ -87,6 +87,16 @@ def all_units(bundle: Bundle) -> Route:
     return tuple(range(len(bundle.manifest.segments)))
 
 
+def check_route(route: Route, bundle: Bundle) -> None:
+    """Raise InputError where a policy's route is none of the bundle's units: steps would read what no step wrote."""
+    last = len(bundle.manifest.segments) - 1
+    if list(route) != sorted({0, last, *route}) or (route[0], route[-1]) != (0, last):
+        raise InputError(
+            f"The skip policy chose the units {str(list(route))[:100]} for a step; those of {bundle.manifest.name} are "
+            f"0 to {last}, in this order, of which the first and the last one run in every step."
+        )
+
+
 def middle(bundle: Bundle, *, parts: Sequence[str] = ("layers",), what: str) -> list[int]:
     """The indices of the units that can be left out.
 

@@ -32,7 +32,8 @@ class SegmentedCache(KVCache):
     [U] says how many, `last` [U] is one less, and `ran` [U, rows] says which. `counts` [2, U] is what sessions read of
     the first two. `places` [U, rows] holds the position in the text of each row, where the graph reads it. `forced` is
     the route of the next steps, where somebody else than the policy chooses it; `last_step` what ran last, and through
-    which route.
+    which route. As long as every token ran through all units, nothing is counted by unit: a step of the whole model
+    costs no more than without units.
 
     layers: of each unit; none of a feed-forward block. placed: whether the graph reads `places`.
     """
@@ -55,31 +56,56 @@ class SegmentedCache(KVCache):
         self.counts = provider.allocate((2, len(layers)), np.int32)
         self.held, self.last = self._counts = self.counts.array
         self.last[:] = -1
-        self.ran = np.zeros((len(layers), self.rows), bool)
+        self._ran = np.zeros((self.rows, len(layers)), bool).T  # what is written in a step lies together
         self.places = np.zeros((len(layers) if placed else 0, self.rows), np.int64)
         self._runs: dict[Route, NDArray[np.int32]] = {}  # [U]: 1 for each unit that runs
         self._known = 0  # tokens that `ran` says something about
         self._alike = 0  # of these the first ones that ran as a prompt does
+        self._whole = 0  # of these the first ones that ran through all units
+        self._noted = 0  # of the whole ones those that `_ran` has already
 
     def sync(self) -> None:
         """Follow `length`, which somebody may have lowered."""
         if self.length < self._known:
-            self._counts -= self.ran[:, self.length : self._known].sum(axis=1, dtype=np.int32)
+            if self.length <= self._whole:
+                self._hold(self.length)
+            else:
+                self._counts -= self._ran[:, self.length : self._known].sum(axis=1, dtype=np.int32)
             self._known = self.length
             self._alike = min(self._alike, self.length)
+
+    @property
+    def ran(self) -> NDArray[np.bool_]:
+        """[U, rows]: which tokens ran through each unit, of those that are known."""
+        if self._noted < self._whole:
+            self._ran[:, self._noted : self._whole] = True
+            self._noted = self._whole
+        return self._ran
+
+    def _hold(self, tokens: int) -> None:
+        """All units hold the first `tokens`, and nothing else."""
+        self.held.fill(tokens)
+        self.last.fill(tokens - 1)
+        self._whole = tokens
+        self._noted = min(self._noted, tokens)
 
     def append(self, positions: NDArray[np.int64], route: Route, *, alike: bool) -> None:
         """Tokens at `positions` [S] run through the units of `route`; `alike`: as every token of a prompt does."""
         start, end = self._known, self._known + len(positions)
-        runs = self._runs.get(route)
-        if runs is None:
-            runs = self._runs[route] = np.zeros(len(self.held), np.int32)
-            runs[list(route)] = 1
         self.positions[start:end] = positions
-        for unit in route if len(self.places) else ():
-            self.places[unit, self.held[unit] : self.held[unit] + len(positions)] = positions
-        self.ran[:, start:end] = runs[:, None]
-        self._counts += runs if len(positions) == 1 else runs * np.int32(len(positions))
+        if self._whole == start and len(route) == len(self.layers):
+            if len(self.places):
+                self.places[:, start:end] = positions
+            self._hold(end)
+        else:
+            for unit in route if len(self.places) else ():
+                self.places[unit, self.held[unit] : self.held[unit] + len(positions)] = positions
+            runs = self._runs.get(route)
+            if runs is None:
+                runs = self._runs[route] = np.zeros(len(self.held), np.int32)
+                runs[list(route)] = 1
+            self._ran[:, start:end] = runs[:, None]
+            self._counts += runs if len(positions) == 1 else runs * np.int32(len(positions))
         if alike and self._alike == start:
             self._alike = end
         self._known = self.length = end
@@ -98,9 +124,9 @@ class SegmentedCache(KVCache):
         for buffers, rows in zip(self.buffers, aside.rows, strict=True):
             for buffer, kept in zip(buffers, rows, strict=True):
                 buffer[:, :, start:end] = kept
-        self.ran[:, start:end] = True
         self._known = self.length = end
-        self.held[:], self.last[:] = end, end - 1
+        self._noted = min(self._noted, start)
+        self._hold(end)
         self._alike = aside.alike
 
     @property
@@ -112,8 +138,9 @@ class SegmentedCache(KVCache):
     def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
         self.sync()
         keep = np.asarray(rows, np.intp)
+        together, whole = self.ran, self._whole == self.length
         for unit, layers in enumerate(self.layers):
-            ran = self.ran[unit, : self.length]
+            ran = together[unit, : self.length]
             kept = ran[keep]
             moved = (np.cumsum(ran) - 1)[keep[kept]]
             for layer in layers:
@@ -121,9 +148,10 @@ class SegmentedCache(KVCache):
                     self.provider.copy_rows(buffer, moved, 0)
             if len(self.places):
                 self.places[unit, : len(moved)] = self.places[unit, moved]
-            self.ran[unit, : len(keep)] = kept
+            together[unit, : len(keep)] = kept
             self.held[unit], self.last[unit] = len(moved), len(moved) - 1
         self.positions[: len(keep)] = self.positions[keep]
         in_place = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))
         self._known = self.length = len(keep)
+        self._whole = self._noted = len(keep) if whole else 0
         self._alike = min(self._alike, in_place)

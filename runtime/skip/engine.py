@@ -18,7 +18,7 @@ from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers.base import Buffer, Provider, Session
 from edge.runtime.providers.kernel_units import Units, of_all
-from edge.runtime.skip.base import Route, SkipPolicy, all_units
+from edge.runtime.skip.base import Route, SkipPolicy, all_units, check_route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.step import SegmentsBinding, SegmentStep
 from edge.runtime.skip.units import InUnits
@@ -37,6 +37,7 @@ class SegmentedEngine(Engine):
         segments = bundle.manifest.segments
         self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
         self.everything = all_units(bundle)
+        self._route = self.everything  # the last one that was checked
         self._routed = bundle.routed  # by an input of the graph of all layers, else by those of branches
         super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
         for unit in self.policy.watched:
@@ -145,6 +146,9 @@ class SegmentedEngine(Engine):
         cache.sync()
         start, observing, free = cache.length, self._observing(cache), cache.forced is None
         route = cache.forced or policy.route(cache, size)
+        if free and route is not self._route:
+            check_route(route, self.bundle)
+            self._route = route
         alike = free and (policy.uniform or cache.length < cache.prompt)
         cache.append(step.positions, route, alike=alike)
         if self.long_rope is not None:

@@ -13,7 +13,7 @@ the draft. A drafted token x is accepted with probability p(x), and the distribu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -47,20 +47,31 @@ EARLIER = 1500  # tokens of a transcription's earlier windows that drafts are ma
 LOGITS = 8 * 2**20  # maximum bytes of the rows of logits of one step
 
 
+def _always(share: float, size: int) -> bool:
+    return True
+
+
 class Budget(NamedTuple):
     """The maximum `tokens` of a draft, the chance of acceptance with its whole path below which a token cannot pay
-    (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain."""
+    (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain.
+
+    A drafter that runs a model asks before each of its steps whether the answer can `afford` it, should nothing of what
+    is drafted be accepted: a step of so many tokens through that share of the model that verifies. If so it counts as
+    run.
+    """
 
     tokens: int
     min_chance: float = 0.0
     trees: bool = False
+    afford: Callable[[float, int], bool] = _always
 
 
 class Drafter(Protocol):
     """Guesses how a text goes on, for one model, text after text.
 
     priors: for each grade, the chance that such a token is right where the one before it was. cost: an estimate of what
-    drafting a token takes, in the model's steps of one token.
+    drafting a token takes, in the model's steps of one token; of one that runs a model, what it asks `Budget.afford`
+    for.
     """
 
     name: str

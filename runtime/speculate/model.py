@@ -8,6 +8,7 @@ it has of the text, accepted drafted tokens included, so that it runs next to no
 from __future__ import annotations
 
 import bisect
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -35,7 +36,10 @@ CHUNK = 128  # prompt tokens of a step
 # Of the larger model's step: a model that takes less reads every prompt. Others read one when they are first asked, of
 # a chunk at most: reading more takes longer than their drafts can save.
 CHEAP = 0.5
+TRIED = 0.25  # one that takes longer falls behind the text as it is tried again: reading it would lose more than may be
 NOT_OURS = ("program", "tokenizer")  # kinds of memory that are there for the larger model already, or only for a while
+
+_log = logging.getLogger(__name__)
 
 # SHA-256 of tokenizers that are not the same and have the same tokens: a plan asks for each of many sizes.
 _alike = set[tuple[str | None, str | None]]()
@@ -57,6 +61,12 @@ def make(setting: Setting) -> DraftModel:
     setting.check_limit(f"The model that drafts, {bundle.manifest.name},", _nbytes(bundle, setting), "auto")
     bundle.check_files_once()
     size, own = (sum(group.bytes for group in b.manifest.groups) for b in (setting.bundle, bundle))
+    if own > TRIED * size:
+        name, other = bundle.manifest.name, setting.bundle.manifest.name
+        _log.warning(
+            f"{name} is {own / size:.0%} of the size of {other}: it hardly drafts for it, because trying it would take "
+            f"longer than wrong drafts may; choose a model of less than {TRIED:.0%}, or auto."
+        )
     vocab = min(b.manifest.dims.vocab_size for b in (setting.bundle, bundle))
     provider = open_provider(AUTO, setting.threads) if setting.engine is None else setting.engine.provider
     kv = _kv(bundle, setting)
@@ -131,7 +141,7 @@ class DraftModel(Drafter):
         self._readable = True
         self.accept(tokens)
         if self.cost < CHEAP and self._readable and len(tokens) < self._engine.context:
-            self._read(tokens[:-1])  # here, and not in the first draft, by whose time drafts are judged
+            self._read(tokens)  # here, and not in the first draft, by whose time drafts are judged
 
     def accept(self, tokens: Sequence[int]) -> None:
         if self._right == self._length:
@@ -146,8 +156,16 @@ class DraftModel(Drafter):
         count = min(budget.tokens, self._engine.context - len(context) + 1)
         if count < 1 or not self._readable or (self.cost >= CHEAP and len(context) - self._right > CHUNK):
             return NOTHING
-        self._right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
-        return written(self._run, self._read(context), Budget(count, budget.min_chance), self._vocab)
+        right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
+        if not budget.afford(self.cost, len(context) - right):
+            return NOTHING
+        self._right = right
+        share = self.cost
+
+        def run(tokens: Sequence[int]) -> NDArray[np.float32] | None:
+            return self._run(tokens) if budget.afford(share, len(tokens)) else None
+
+        return written(run, self._read(context), budget._replace(tokens=count), self._vocab)
 
     def _read(self, text: Sequence[int]) -> NDArray[np.float32]:
         """Hold `text` and nothing else; logits [V] of what follows it, where there was anything to run."""
@@ -172,18 +190,18 @@ class DraftModel(Drafter):
 
 
 def written(
-    run: Callable[[Sequence[int]], NDArray[np.float32]],
-    logits: NDArray[np.float32],
+    run: Callable[[Sequence[int]], NDArray[np.float32] | None],
+    logits: NDArray[np.float32] | None,
     budget: Budget,
     vocab: int | None = None,
 ) -> Draft:
     """A draft of the likeliest token each time, graded by its probability, which ends where logits are not finite.
 
-    run: gives the logits [V] of what follows some tokens. logits: of what follows the text. vocab: tokens that may be
-    drafted; default: all.
+    run: gives the logits [V] of what follows some tokens, or None where there is no time to ask. logits: of what
+    follows the text. vocab: tokens that may be drafted; default: all.
     """
     tokens, grades, chance = list[int](), list[int](), 1.0
-    while True:
+    while logits is not None:
         known = logits[:vocab]
         token = int(known.argmax())
         if not math.isfinite(known.item(token)):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
 
 GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
-OWN_SLOPE = 0.12  # the same with kernels of our own
+# The same with kernels of our own, by the instructions that they use: what steps of 2 to 8 tokens were found to cost.
+OWN_SLOPE, OWN_SLOPES = 0.17, {"avx2": 0.4}
 GAIN = 1.1  # by how much a draft must be expected to beat a plain step: of many guesses the best ones are too high
 REFRESH = 64  # tokens after which the curve is read anew, or an eighth of the context: it changes slowly
 
@@ -42,11 +43,15 @@ DRAWN = 0.65  # of the chance that a draft is accepted, where tokens are drawn a
 COSTLY = 0.03  # of a plain step for each token: a drafter that takes longer is asked only where it is likely to pay
 EXPLORE = 48  # plain rounds after which a costly drafter is tried again
 
-# What an answer may have lost against plain decoding after a draft of which nothing is accepted: a share of its tokens,
-# and a first draft of one token. So no answer is much slower than plain, as far as steps cost what is believed.
+# What an answer may have lost against plain decoding after a draft of which nothing is accepted, with what drafting
+# takes: a share of its tokens, and a first draft of one token. So no answer is much slower than plain, as far as steps
+# cost what is believed.
 RISK = 0.04
 DRAWN_RISK = 0.02
 STAKE = 0.3  # plain steps
+# What asking, planning and learning take in each round, in plain steps, before it was measured. It counts as lost,
+# up to a part of the share: a drafter of a model whose steps are very short is still tried.
+OVERHEAD, COUNTED = 0.01, 0.75
 
 
 class Acceptance:
@@ -173,8 +178,12 @@ class Planner:
         self._costs = costs, even or costs
         self._width = width
         self._trees = trees
-        self._cost = cost
+        self._cost = self._told = cost
         self._draft_s = 0.0  # seconds of drafting a token, followed
+        self._scale = self._measured = 1.0  # what a drafter's own steps take, by what they are told to; and followed
+        self._spent = 0.0  # plain steps that its steps took for the draft that is being run
+        self._host_s = 0.0  # seconds that a round takes beside its step and what a costly drafter drafts, followed
+        self._overhead = OVERHEAD  # the same in plain steps, as it counts
         self._mean = 0.5  # chance of a drafted token, whatever its grade
         self._plain_rounds = 0
         self._risk = RISK
@@ -189,32 +198,62 @@ class Planner:
         self.costs = self._costs[exact]
         self.costs.begin()
         self._risk = DRAWN_RISK if drawn else RISK
-        self._said, self._ahead, self._ran = 0, 0.0, 0
+        self._said, self._ahead, self._ran, self._spent = 0, 0.0, 0, 0.0
         if self._draft_s and self.costs.plain:
             self._cost = self._draft_s / self.costs.plain
+        elif self._measured != 1:
+            self._scale, self._cost = self._measured, self._told * self._measured
+        overhead = self._host_s / self.costs.plain if self._host_s else OVERHEAD
+        self._overhead = min(overhead, COUNTED * self._risk)
 
     def budget(self, maximum: int, context: int) -> Budget:
         """What to ask the drafter for, where `maximum` tokens have room; no tokens where asking would not pay."""
         self.costs.at(context)
-        self._ran = 0
+        self._ran, self._spent = 0, 0.0
         tokens = min(maximum, self._width - 1)
         ratios, slope, cost = self.costs.ratios, self.costs.slope, self._cost
-        if cost <= COSTLY:
-            return Budget(tokens, slope / 2, self._trees)  # by half: what is learnt may be more than the drafter knows
+        if cost <= COSTLY:  # by half: what is learnt may be more than the drafter knows
+            return Budget(tokens, slope / 2, self._trees, self._afford)
+        left = self._left()
+        while tokens > 0 and not ratios[tokens + 1] - 1 + cost * tokens <= left:
+            tokens -= 1
         self._plain_rounds += 1
-        if self._plain_rounds > EXPLORE:
+        if self._plain_rounds > EXPLORE and tokens > 0:
             self._plain_rounds = 0
-            return Budget(min(tokens, 2), slope + cost, self._trees)
+            return Budget(min(tokens, 2), slope + cost, self._trees, self._afford)
         length = _best_length([self._mean] * tokens, ratios, cost)
         if length:
             self._plain_rounds = 0
-        return Budget(length, slope + cost, self._trees)
+        return Budget(length, slope + cost, self._trees, self._afford)
+
+    def _left(self) -> float:
+        """Plain steps that the answer can still lose."""
+        return self._ahead + STAKE + self._risk * self._said - self._spent
+
+    def _afford(self, share: float, size: int) -> bool:
+        """Count a step of `size` tokens through a share of the model, where the answer can lose it: `Budget.afford`."""
+        ratios, last = self.costs.ratios, len(self.costs.ratios) - 1
+        took = self._scale * share * (ratios[min(size, last)] + self.costs.slope * max(0, size - last))
+        if not took <= self._left():
+            return False
+        self._spent += took
+        return True
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """Drafting `tokens` tokens took `seconds`. An empty draft costs nothing that asking less could save."""
-        if tokens:
+        if self._spent:
+            if self.costs.plain:
+                found = seconds / self.costs.plain / self._spent * self._scale
+                self._measured = _follow(self._measured, found)
+        elif tokens:
             each = seconds / tokens
             self._draft_s = _follow(self._draft_s or each, each)
+
+    def rounded(self, seconds: float, drafting: float) -> None:
+        """A round took so long beside its step, of which `drafting` is what the drafter took for its draft."""
+        if self.costs.plain:
+            took = seconds if self._cost <= COSTLY else seconds - drafting  # which counts by itself
+            self._host_s = _follow(self._host_s or OVERHEAD * self.costs.plain, took)
 
     def cut(self, draft: Draft) -> Draft:
         """The part of a draft that brings the most tokens per time; nothing where a plain step brings more."""
@@ -229,7 +268,7 @@ class Planner:
 
     def _affordable(self, length: int) -> int:
         """As many tokens of a draft as an answer can lose without becoming too slow."""
-        limit = 1 + self._ahead + STAKE + self._risk * self._said
+        limit = 1 + self._left()
         while length and not self.costs.ratios[length + 1] <= limit:
             length -= 1
         return length
@@ -249,10 +288,19 @@ class Planner:
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:
         """The text went on with `sampled`, after the drafter had proposed `draft`: all of it, what was cut as well."""
         self._said += len(sampled)
-        self._ahead += len(sampled) - self.costs.ratios[self._ran + 1]
-        if self._cost > COSTLY:  # what a cheap drafter takes, it takes whatever is run of its drafts
+        self._ahead += len(sampled) - self.costs.ratios[self._ran + 1] - self._overhead
+        if self._spent:
+            self._ahead, self._spent = self._ahead - self._spent, 0.0
+        elif self._cost > COSTLY:  # what a cheap drafter takes, it takes whatever is run of its drafts
             self._ahead -= self._cost * len(draft.tokens)
         observe = self.acceptance.observe
+        if draft.parents is None:  # nearly every draft, in half of the time
+            for grade, token, actual in zip(draft.grades, draft.tokens, sampled, strict=False):
+                observe(grade, token == actual)
+                self._mean += 0.03 * ((token == actual) - self._mean)
+                if token != actual:
+                    break
+            return
         for children, right in compared(draft, sampled):
             for node in children:
                 observe(draft.grades[node], node == right)

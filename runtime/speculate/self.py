@@ -80,12 +80,16 @@ class SelfDraft(Drafter):
         self._drafted: tuple[Sequence[Unit], Sequence[int]] = ((), ())  # the last draft: what it left out, its tokens
         self._answer = 0  # where the answer begins in the text
         self._tried_at = 0  # tokens of the text when other layers were tried last
-        layers, parts = engine.bundle.manifest.dims.num_layers, engine.everything
         groups = {group.name: group.bytes for group in engine.bundle.manifest.groups}
-        head = groups.get("head", max((size for name, size in groups.items() if "embedding" in name), default=0))
-        body = sum(size for name, size in groups.items() if not name.endswith(("embedding", "head", "norm")))
-        left = sum(engine.weight(u) for u in parts) - sum(engine.weight(u) for unit in chosen.left_out(1) for u in unit)
-        self.cost = (head + body * left / layers) / (head + body)
+        self._head = groups.get("head", max((size for name, size in groups.items() if "embedding" in name), default=0))
+        self._body = sum(size for name, size in groups.items() if not name.endswith(("embedding", "head", "norm")))
+        self.cost = self._share(chosen.left_out(1))
+
+    def _share(self, left_out: Sequence[Unit]) -> float:
+        """What a step without these units takes, in steps of the whole model."""
+        weight, layers = self._engine.weight, self._engine.bundle.manifest.dims.num_layers
+        left = sum(map(weight, self._engine.everything)) - sum(weight(u) for unit in left_out for u in unit)
+        return (self._head + self._body * left / layers) / (self._head + self._body)
 
     def share(self, cache: KVCache | None) -> None:
         """The next text's cache, which drafting uses as well; None where that text has ended."""
@@ -111,26 +115,32 @@ class SelfDraft(Drafter):
         if count < 1:
             return NOTHING
         if self._choice.tries and len(context) - max(self._tried_at + APART, self._answer + WINDOW) > 0:
-            self._try(cache, context)
+            self._try(cache, context, budget)
         units, length = self._choice.left_out(count), cache.length
+        share = self._share(units)
         route = self._engine.leaving_out([i for unit in units for i in unit])
         try:
             with self._engine.through(cache, route):
 
-                def run(tokens: Sequence[int]) -> NDArray[np.float32]:
+                def run(tokens: Sequence[int]) -> NDArray[np.float32] | None:
+                    if not budget.afford(share, len(tokens)):
+                        return None
                     logits: NDArray[np.float32] = self._engine.step(cache, np.array(tokens, np.int64))[-1]
                     return logits
 
-                draft = written(run, run(context[-1:]), Budget(count, budget.min_chance))
+                draft = written(run, run(context[-1:]), budget._replace(tokens=count))
         finally:
             cache.truncate(length)
         self._drafted = units, draft.tokens
         return draft
 
-    def _try(self, cache: SegmentedCache, context: Sequence[int]) -> None:
-        """Run the end of the answer through other layers in one step, and count how often they say the same."""
-        self._tried_at = len(context)
+    def _try(self, cache: SegmentedCache, context: Sequence[int], budget: Budget) -> None:
+        """Run the end of the answer through other layers in one step, and count how often they say the same, where the
+        answer can afford to."""
         units, start = self._choice.trial(), cache.length - WINDOW
+        if not budget.afford(self._share(units), WINDOW):
+            return
+        self._tried_at = len(context)
         route = self._engine.leaving_out([i for unit in units for i in unit])
         kept, right = cache.put_aside(start), 0
         cache.truncate(start)

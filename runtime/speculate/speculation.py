@@ -20,8 +20,9 @@ from edge.runtime.decode.loop import Choose, Drafts, Step, reader
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
+from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, Drafter, Setting, find, source_tokens, widest_draft
-from edge.runtime.speculate.planner import GUESSED_SLOPE, OWN_SLOPE, Planner, StepCosts
+from edge.runtime.speculate.planner import GUESSED_SLOPE, OWN_SLOPE, OWN_SLOPES, Planner, StepCosts
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class AnswerDrafts(Drafts):
         self._drafter: Drafter | None = None
         self._proposed = NOTHING
         self._stepped = 0.0  # seconds of the last step
+        self._proposing = self._drafting = 0.0  # the same of the last proposal, and of what the drafter took of them
 
     @contextmanager
     def over(self, engine: Engine, cache: KVCache, sampler: Sampler, last: int) -> Iterator[tuple[Step, Choose]]:
@@ -114,11 +116,14 @@ class AnswerDrafts(Drafts):
         # Tokens that the next step may bring.
         maximum = min(self._engine.max_exact_step(self._cache), self._enough - len(text))
         budget = planner.budget(maximum - 1, self._cache.length)
+        self._drafting = 0.0
         if budget.tokens > 0:
+            asked = clock()
             self._proposed = self._drafter.propose(text, budget)
-            planner.drafted(len(self._proposed.tokens), clock() - began)
+            self._drafting = clock() - asked
+            planner.drafted(len(self._proposed.tokens), self._drafting)
             draft = planner.cut(_before_an_end(self._proposed, self._ends))
-        self.figures.draft_s += clock() - began
+        self._proposing = clock() - began
         return draft
 
     def _step(self, *given: Any, **more: Any) -> Any:
@@ -143,7 +148,9 @@ class AnswerDrafts(Drafts):
         if drafter.reads_logits:
             drafter.verified(tokens, rows)
         drafter.accept(sampled)
-        figures.draft_s += clock() - began
+        took = self._proposing + clock() - began
+        figures.draft_s += took
+        self._planner.rounded(took, self._drafting)
 
 
 def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
@@ -175,6 +182,7 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     context = engine.context + source_tokens(manifest, 0 if encoder is None else encoder.max_length)
     drafter = module.make(Setting(engine.bundle, context, argument, limit, engine.threads, engine))
     trees = engine.takes_trees and encoder is None and not engine.exact  # an encoder-decoder's trees are beams
-    slope = OWN_SLOPE if own else GUESSED_SLOPE
+    kernels = find_kernels() if own else None
+    slope = GUESSED_SLOPE if kernels is None else OWN_SLOPES.get(kernels.form, OWN_SLOPE)
     costs, even = (StepCosts(lambda: engine.costs, width, multiple, slope) for multiple in (1, 2))
     return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost, even=even))

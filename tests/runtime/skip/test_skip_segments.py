@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -248,6 +249,58 @@ def test_rows_are_counted_as_tokens_come_and_go(by_layer: Bundle) -> None:
         cache.append(np.arange(cache.length, cache.length + size), route, alike=False)
         assert cache.held.tolist() == cache.ran[:, : cache.length].sum(axis=1).tolist()
         assert np.array_equal(cache.last, cache.held - 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_that_ran_through_everything_are_counted_by_unit_once_some_did_not(seed: int) -> None:
+    """Routes, roll-backs, trials and branches in any order: as if each token were noted by itself."""
+    rng, layout = random.Random(seed), KVLayout("float32", [KVLayer(1, 1)] * 4)
+    cache, units = SegmentedCache(open_provider("cpu"), layout, 60, [[0], [1, 2], [], [3]]), 4
+    noted = list[tuple[int, tuple[int, ...]]]()  # the position and the route of each token
+    for _ in range(200):
+        kind = rng.random()
+        if kind < 0.2 and noted:
+            noted = noted[: rng.randrange(len(noted) + 1)]
+            cache.truncate(len(noted))
+            if rng.random() < 0.5:
+                continue  # several in turn
+        elif kind < 0.3 and noted:
+            kept = sorted(rng.sample(range(len(noted)), rng.randrange(len(noted) + 1)))
+            cache.compact(kept)
+            noted = [noted[i] for i in kept]
+        elif kind < 0.4 and noted and all(len(route) == units for _, route in noted):
+            start = rng.randrange(len(noted))
+            aside = cache.put_aside(start)
+            cache.truncate(start)
+            cache.sync()
+            trial = np.array([at for at, _ in noted[start:]])
+            cache.append(trial, (0, 3), alike=False)
+            cache.put_back(start, aside)
+        else:
+            size = min(rng.choice([1, 1, 1, 4]), cache.room)
+            route = tuple(range(units)) if rng.random() < 0.7 else (0, *(u for u in (1, 2) if rng.random() < 0.5), 3)
+            cache.sync()
+            cache.append(np.arange(cache.length, cache.length + size), route, alike=False)
+            noted += [(at, route) for at in range(len(noted), len(noted) + size)]
+        cache.sync()
+        held = [sum(unit in route for _, route in noted) for unit in range(units)]
+        assert (cache.length, cache.held.tolist(), cache.last.tolist()) == (len(noted), held, [n - 1 for n in held])
+        if rng.random() < 0.5:
+            ran = [[unit in route for unit in range(units)] for _, route in noted]
+            assert cache.ran[:, : len(noted)].T.tolist() == ran
+            for unit, count in enumerate(held):
+                assert cache.places[unit, :count].tolist() == [at for at, route in noted if unit in route]
+
+
+def test_a_step_of_the_whole_model_counts_nothing_by_unit(by_layer: Bundle) -> None:
+    engine = over(by_layer)
+    cache = engine.new_cache()
+    cache._ran = cache._runs = None  # type: ignore[assignment]
+    for size in (12, 1, 1, 4):
+        engine.step(cache, np.arange(3, 3 + size))
+    cache.truncate(15)
+    engine.step(cache, np.array([5]))
+    assert cache.held.tolist() == [16] * len(engine.everything)
 
 
 LAYER_OF_135M = 81_270_000 / 30  # bytes of SmolLM2-135M's bundle in int4, for each of its layers

@@ -263,8 +263,34 @@ def test_a_cheap_model_reads_the_prompt_before_it_is_asked(tiny_bundle: Bundle) 
     for tokens in ([5, 6, 7, 8], [5, 6, 7, 8]):
         drafter.begin(tokens)
     drafted = drafter.propose([5, 6, 7, 8], Budget(2))
-    assert ran == [3, 1, 1], "the prompt once, its last token with the first draft, and one step more"
+    assert ran == [4, 1, 1], "the prompt once, its last token again with the first draft, and one step more"
     assert len(drafted.tokens) == 2
+
+
+def test_a_model_reads_no_more_of_a_text_than_the_answer_can_lose(tiny_bundle: Bundle) -> None:
+    drafter, asked = model.make(with_bundle(tiny_bundle, tiny_bundle.root)), list[tuple[float, int]]()
+    drafter.cost = 0.1
+    drafter.begin([5, 6, 7])
+
+    def afford(share: float, size: int) -> bool:
+        asked.append((share, size))
+        return len(asked) not in (1, 4)
+
+    drafter.accept([8] * 40)
+    text = [5, 6, 7, *[8] * 40]
+    assert drafter.propose(text, Budget(5, afford=afford)) == NOTHING
+    assert len(drafter.propose(text, Budget(5, afford=afford)).tokens) == 2
+    assert asked == [(0.1, 40), (0.1, 40), (0.1, 1), (0.1, 1)]
+
+
+def test_a_model_that_is_too_large_to_be_tried_says_so(tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    model.make(with_bundle(tiny_bundle, tiny_bundle.root))
+    assert "tiny-llama is 100% of the size of tiny-llama: it hardly drafts" in caplog.text
+    caplog.clear()
+    groups = [dataclasses.replace(group, bytes=5 * group.bytes) for group in tiny_bundle.manifest.groups]
+    larger = dataclasses.replace(tiny_bundle, manifest=dataclasses.replace(tiny_bundle.manifest, groups=groups))
+    model.make(with_bundle(larger, tiny_bundle.root))
+    assert not caplog.text
 
 
 def test_a_model_stops_drafting_where_its_own_probability_is_low(tiny_bundle: Bundle) -> None:

@@ -374,13 +374,55 @@ def test_a_machine_that_is_busy_at_times_hardly_moves_what_a_wider_step_is_known
 def test_a_slow_drafter_is_asked_only_where_it_is_likely_to_pay() -> None:
     costs = StepCosts(lambda: None, 9)
     costs.begin()
-    planner = Planner((0.9,), costs, 9, cost=0.3)
+    planner, asked = Planner((0.9,), costs, 9, cost=0.3), list[int]()
     planner._mean = 0.95
+    assert planner.budget(8, 100).tokens == 0, "an answer that has just begun cannot lose as much"
+    plain_tokens(planner, 50)
     assert planner.budget(8, 100).tokens >= 2
-    for _ in range(200):
-        planner.observe(Draft([1], [0]), [2])
-    asked = [planner.budget(8, 100).tokens for _ in range(200)]
-    assert 0 < sum(n > 0 for n in asked) < 20, "tried again now and then"
+    for _ in range(600):
+        asked.append(planner.budget(8, 100).tokens)
+        planner.observe(Draft([1] * asked[-1], [0] * asked[-1]), [2])
+    assert 0 < sum(n > 0 for n in asked[200:]) < 20, "tried again now and then"
+
+
+def test_a_drafter_that_runs_a_model_is_refused_a_step_that_the_answer_cannot_lose() -> None:
+    costs = StepCosts(lambda: None, 9, slope=0.2)
+    costs.begin()
+    planner = Planner((0.9,), costs, 9, cost=0.5)
+    plain_tokens(planner, 52)  # of which 3% can be lost after what planning takes, 1.56 plain steps, and 0.3
+    budget = planner.budget(8, 100)
+    assert not budget.afford(0.5, 16), "the ninth token of a step and those after it cost as much as others: 2.0"
+    assert budget.afford(0.5, 9) and not budget.afford(0.5, 4), "1.3, and 0.8"
+    assert budget.afford(0.5, 1), "0.5"
+    assert not planner.cut(Draft([7], [0])).tokens, "what drafting took is missing for the step that checks it"
+    planner.observe(Draft([7], [0]), [7])
+    assert planner._left() == pytest.approx(1.86 - 1.3 - 0.5 + 0.03)
+
+
+def test_what_planning_takes_counts_as_lost_from_the_next_answer_on() -> None:
+    costs = StepCosts(lambda: None, 9)
+    costs.plain = 0.010
+    planner = Planner((0.9,), costs, 9)
+    for seconds, wanted in ((0.0002, 0.02), (0.001, 0.03), (0.0, 0.0)):
+        for _ in range(300):
+            planner.rounded(seconds, 0.0)
+        planner.begin()
+        plain_tokens(planner, 10)
+        assert planner._left() == pytest.approx(0.3 + 10 * (0.04 - wanted), abs=0.01)
+
+
+def test_what_a_drafters_own_steps_take_counts_from_the_next_answer_on() -> None:
+    costs = StepCosts(lambda: None, 9)
+    planner = Planner((0.9,), costs, 9, cost=0.5)
+    planner.begin()
+    for _ in range(400):
+        costs.took(1, 0.010)
+        planner.observe(NOTHING, [1])
+        if planner.budget(8, 100).afford(0.5, 1):
+            planner.drafted(1, 0.008)  # instead of 0.005
+    assert planner._cost == 0.5
+    planner.begin()
+    assert planner._cost == pytest.approx(0.8, rel=0.05)
 
 
 def test_a_cheap_drafter_with_nothing_to_say_is_asked_again_at_once() -> None:

@@ -42,14 +42,15 @@ internal class Planner(priors: DoubleArray, val costs: StepCosts, private val wi
     fun budget(most: Int, context: Int): Int {
         costs.at(context)
         ran = 0
-        val tokens = minOf(most, width - 1)
+        var tokens = minOf(most, width - 1)
         if (cost <= COSTLY) {
             minChance = costs.slope / 2 // by half: what is learnt may be more than the drafter knows
             return tokens
         }
         minChance = costs.slope + cost
+        while (tokens > 0 && costs.ratios[tokens + 1] - 1 + cost * tokens > left()) tokens--
         plainRounds++
-        if (plainRounds > EXPLORE) {
+        if (plainRounds > EXPLORE && tokens > 0) {
             plainRounds = 0
             return minOf(tokens, 2)
         }
@@ -57,6 +58,9 @@ internal class Planner(priors: DoubleArray, val costs: StepCosts, private val wi
         if (length > 0) plainRounds = 0
         return length
     }
+
+    /** Plain steps that the answer can still lose. */
+    private fun left() = ahead + STAKE + risk * said
 
     /** Drafting [tokens] tokens took so long. An empty draft costs nothing that asking less could save. */
     fun drafted(tokens: Int, seconds: Double) {
@@ -69,7 +73,7 @@ internal class Planner(priors: DoubleArray, val costs: StepCosts, private val wi
     fun cut(draft: Draft, size: Int): Int {
         var length = bestLength(minOf(size, width - 1)) { acceptance.chances[draft.grades[it]] }
         // As many as an answer can lose without becoming too slow.
-        val limit = 1 + ahead + STAKE + risk * said
+        val limit = 1 + left()
         while (length > 0 && costs.ratios[length + 1] > limit) length--
         ran = length
         return length
@@ -78,7 +82,7 @@ internal class Planner(priors: DoubleArray, val costs: StepCosts, private val wi
     /** The text went on with the first [count] of [sampled], after all of [draft] was proposed, what was cut as well. */
     fun observe(draft: Draft, sampled: IntArray, count: Int) {
         said += count
-        ahead += count - costs.ratios[ran + 1]
+        ahead += count - costs.ratios[ran + 1] - OVERHEAD
         if (cost > COSTLY) ahead -= cost * draft.size // what a cheap drafter takes, it takes whatever is run of its drafts
         for (i in 0 until minOf(count, draft.size)) {
             val right = draft.tokens[i] == sampled[i]
@@ -118,10 +122,11 @@ internal class Planner(priors: DoubleArray, val costs: StepCosts, private val wi
         const val COSTLY = 0.03 // of a plain step for each token: a drafter that takes longer is asked less often
         const val EXPLORE = 48 // plain rounds after which a costly drafter is tried again
 
-        // What an answer may have lost after a draft of which nothing is accepted: a share of its tokens, and a first draft
-        // of one token.
+        // What an answer may have lost after a draft of which nothing is accepted, with what drafting took: a share of its
+        // tokens, and a first draft of one token.
         const val RISK = 0.04
         const val DRAWN_RISK = 0.02
         const val STAKE = 0.3 // plain steps
+        const val OVERHEAD = 0.01 // plain steps that asking, planning and learning take in each round
     }
 }
