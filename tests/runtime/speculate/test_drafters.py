@@ -417,7 +417,8 @@ def test_a_named_drafter_that_a_memory_limit_leaves_out_is_told_once(
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 assert (answering.generate("hi", GenerateOptions(max_tokens=2)).speculation is None) == (plan is tight)
-        assert [record.message for record in caplog.records] == said * [
+        told = [record.message for record in caplog.records if "hardly drafts" not in record.message]
+        assert told == said * [
             f"The memory limit has no room for the drafter {asked}: tiny-llama answers without it, more slowly."
         ]
 
