@@ -23,9 +23,6 @@ SOURCES := pyproject.toml constraints.txt
 # A built wheel of edge-lm-kernels, which is taken instead of building one. 'off': onnxruntime's own kernels alone.
 KERNELS ?= $(lastword $(wildcard kernels/dist/*.whl))
 
-# Tests run beside each other, one on each core. ARGS="-n 0" runs them one after another, in the process that collects.
-BESIDE := --numprocesses logical --maxprocesses 4 --dist worksteal
-
 # How long `make fuzz` takes, what its cases are drawn from, and what else python -m fuzz is given.
 FUZZ ?= usual
 SEED ?=
@@ -37,7 +34,7 @@ demo: $(VENV)/.gguf $(VENV)/.kernels
 
 test: $(VENV)/.test $(VENV)/.kernels
 	@$(JVM) || echo "There is no JDK with Maven here: the tests of the Kotlin runtime are left out."
-	$(BIN)/python -m pytest -m "not slow" $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.test $(VENV)/.kernels
 	$(BIN)/python -m pytest $(ARGS)

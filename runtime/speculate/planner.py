@@ -203,7 +203,7 @@ class Planner:
             self._cost = self._draft_s / self.costs.plain
         elif self._measured != 1:
             self._scale, self._cost = self._measured, self._told * self._measured
-        overhead = self._host_s / self.costs.plain if self._host_s else OVERHEAD
+        overhead = self._host_s / self.costs.plain if self._host_s and self.costs.plain else OVERHEAD
         self._overhead = min(overhead, COUNTED * self._risk)
 
     def budget(self, maximum: int, context: int) -> Budget:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from edge.runtime.chat import Chat
 from edge.runtime.decode import answer
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.model import Model
 from edge.runtime.providers import cpu
 from edge.runtime.speculate.planner import Planner
@@ -172,8 +174,8 @@ def test_an_answer_in_a_batch_does_not_depend_on_what_stands_next_to_it(
         """The logits of the first prompt's tokens."""
         seen, run = list[bytes](), BatchStep.run
 
-        def recording(step: BatchStep, caches: list, tokens: list, route: tuple) -> NDArray[np.float32]:  # type: ignore[type-arg]
-            logits = run(step, caches, tokens, route)
+        def recording(step: BatchStep, caches: Sequence[KVCache], *more: Any) -> NDArray[np.float32]:
+            logits: NDArray[np.float32] = run(step, caches, *more)
             seen.extend(row.tobytes() for cache, row in zip(caches, logits, strict=True) if cache.prompt == length)
             return logits
 
