@@ -22,9 +22,10 @@ MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory 
 
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
-# Text to draft from: by default as many tokens as take half a minute on two cores, WORK multiplications by weights, at
-# most MAXIMUM_TEXT, and none where the model is so small that its steps cost nothing.
-WORK = 1.1e12
+# Text to draft from: by default as many tokens as take about a minute on two cores, WORK multiplications by weights, at
+# most MAXIMUM_TEXT, of which twice as many bring 0.2% more (docs/lab/export.md), and none where the model is so small
+# that its steps cost nothing.
+WORK = 2.2e12
 MAXIMUM_TEXT = 8_000
 MINIMUM_WEIGHTS = 10_000_000
 

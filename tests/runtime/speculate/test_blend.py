@@ -210,7 +210,7 @@ def test_levels_are_what_comes_true_in_answers_that_were_not_counted(share: floa
 
 
 def test_a_model_as_large_as_a_tests_writes_no_text_of_itself_and_others_about_as_long() -> None:
-    assert default_tokens(100_000) == 0 and default_tokens(134_000_000) == 16_000
+    assert default_tokens(100_000) == 0 and default_tokens(134_000_000) == 8_000
     assert 1000 < default_tokens(1_700_000_000) < 2000
 
 
