@@ -218,7 +218,7 @@ class Edge:
         for i in range(WARM + DECODED):
             if i == WARM:
                 started = time.perf_counter()
-            tokens = step.run(caches, tokens, (0,)).tolist()
+            tokens = step.run(caches, tokens, [(0,)] * len(caches)).tolist()
         return (time.perf_counter() - started) / DECODED
 
 
