@@ -30,7 +30,7 @@ FLOAT = 4  # bytes
 LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, or instead of another one
 ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
 
-IMPORTED = 25 * MIB  # after importing what `edge.load` needs
+IMPORTED = 26 * MIB  # after importing what `edge.load` needs
 SLACK = 4 * MIB  # by which programs differ that do little else
 TO_LOAD = 2 * MIB  # more while sessions are made
 TO_RUN = MIB  # more that steps take, and a chat template
