@@ -1,6 +1,7 @@
 // The operator Chain: several operators of ours, one after another, as one. Threads come once for all of them, and
 // onnxruntime is not asked for what they hand on to each other. What it is made of: chain_parts.h.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <string>
