@@ -113,9 +113,10 @@ class BatchStep:
         for i, (cache, route) in enumerate(zip(caches, routes, strict=True)):
             self._held[:, i] = _append(cache, self._positions[i], route)
             self._runs[list(route), i if self.by_row else 0] = True
-        for i, own in enumerate(limits):
-            self._limits[:, i] = NO_LIMIT if own is None else own
-        self._limits[:, count:] = NO_LIMIT
+        if limits:
+            self._limits[:] = NO_LIMIT
+            for i, own in enumerate(limits):
+                self._limits[:, i] = NO_LIMIT if own is None else own
         self._runs[:, count:] = self._runs[:, :1]
         np.subtract(self._held, 1, out=self._last)
         self._held.max(axis=1, out=self._total)
