@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from edge.bundle import MANIFEST, MOST_JSON, Bundle
 from edge.errors import BundleError, InputError
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
+from edge.runtime.decode.answer import never
 from edge.runtime.decode.log_softmax import log_softmax
+from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
@@ -79,7 +81,7 @@ def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engi
         assert isinstance(engine, SegmentedEngine), "an engine without a policy"
         if sum(bundle.sizes.values()) > LARGE:
             _say("Measuring what %s costs %s, once.", skip, bundle.manifest.name)
-        loss = loss_of(engine, skip)
+        loss = measured(engine, skip)
         check(bundle, skip, loss)
         keeps = f"keeps {loss.same} of {loss.tokens} tokens of its own answers"
         _say("%s %s, at %s times the perplexity.", skip, keeps, shown(loss.times))
@@ -93,9 +95,17 @@ def loss_of(engine: SegmentedEngine, skip: str) -> SkipLoss:
         BundleError: the recorded answers cannot be read.
     """
     loss = kept(engine.bundle, skip)
-    if loss is None:
-        loss = measure(engine)
-        keep(engine.bundle, skip, loss)
+    return loss if loss is not None else measured(engine, skip)
+
+
+def measured(engine: SegmentedEngine, skip: str) -> SkipLoss:
+    """What the engine's bundle loses under its policy, measured and kept now.
+
+    Raises:
+        BundleError: the recorded answers cannot be read.
+    """
+    loss = measure(engine)
+    keep(engine.bundle, skip, loss)
     return loss
 
 
@@ -187,8 +197,8 @@ def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
 def read(engine: Engine, cache: KVCache, prompt: list[int]) -> Rows:
     """Run a prompt; the logits [1, V] of its last token."""
     chunk = engine.chunk if engine.plan is None else engine.plan.demand.chunk
-    for at in range(0, len(prompt), chunk):
-        logits = engine.step(cache, np.array(prompt[at : at + chunk], np.int64))
+    logits = prefill(engine, cache, np.array(prompt, np.int64), chunk=chunk, interrupted=never)
+    assert logits is not None, "a prompt that nobody interrupts"
     return logits
 
 
