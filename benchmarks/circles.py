@@ -3,8 +3,9 @@
     python benchmarks/circles.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl --count 40
 
 An answer goes in circles where more than half of its 8-grams of tokens were in it before. Questions are taken evenly
-from all tasks. Raw answers are kept in `--answers` and read from there the next time. The rule sees tokens alone: an
-answer none of whose tokens it would have made less likely is the same with it, and is not made again.
+from all tasks; the rule was fitted to `--count 72`, and `--fitted 72` chooses others. Raw answers are kept in
+`--answers` and read from there the next time. The rule sees tokens alone: an answer none of whose tokens it would have
+made less likely is the same with it, and is not made again.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
     parser.add_argument("--count", type=int, default=40, help="questions, evenly from all (default: 40)")
+    parser.add_argument("--fitted", type=int, default=0, help="choose none of those that --count of this chooses")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--answers", type=Path, help="raw answers, kept from one run to the next")
     parser.add_argument("--show", action="store_true", help="print the answers that went in circles or were changed")
@@ -69,7 +71,9 @@ def main() -> int:
     import edge
 
     asked = [question["turns"][0] for questions in read(args.questions).values() for question in questions]
-    chosen = [len(asked) * i // args.count for i in range(args.count)]
+    fitted = {len(asked) * i // args.fitted for i in range(args.fitted)}
+    others = [i for i in range(len(asked)) if i not in fitted]
+    chosen = [others[len(others) * i // args.count] for i in range(args.count)]
     model = edge.load(args.bundle)
     prompts = [asked[i] for i in chosen]
     raw = _raw(model, prompts, args.tokens, args.answers)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +69,38 @@ def missing(before: str, after: str) -> list[str]:
 def hear(model: Any, sounds: Iterator[Sound], language: str | None) -> None:
     """Transcribe; print what had a text or has another, and how many."""
     from edge.runtime.speech import decoding
+    from edge.runtime.speech.evidence import Evidence
 
-    judges = decoding.imagined, decoding.weak
     gained, doubted = dict[str, list[float]](), list[bool]()
 
-    def judged(judge: Callable[[NDArray[np.float64]], bool]) -> Callable[[NDArray[np.float64]], bool]:
-        def asked(likelier: NDArray[np.float64]) -> bool:
-            doubted.append(judge(likelier))
-            gained.setdefault("doubted" if doubted[-1] else "kept", []).append(float(likelier.mean()))
-            return doubted[-1]
+    class Asked(Evidence):
+        """Notes what it says."""
 
-        return asked
+        @property
+        def imagined(self) -> bool:
+            return self._noted(super().imagined)
+
+        @property
+        def weak(self) -> bool:
+            return self._noted(super().weak)
+
+        def _noted(self, verdict: bool) -> bool:
+            doubted.append(verdict)
+            gained.setdefault("doubted" if verdict else "kept", []).append(self.gained)
+            return verdict
+
+    class Unasked(Evidence):
+        """Doubts nothing."""
+
+        imagined = weak = False
 
     count = had = have = changed = words = lost = 0
     for name, samples in sounds:
         doubted.clear()
-        decoding.imagined, decoding.weak = map(judged, judges)
+        decoding.Evidence = Asked
         text = before = model.transcribe(samples, language=language).text
         if any(doubted):
-            decoding.imagined = decoding.weak = lambda likelier: False
+            decoding.Evidence = Unasked
             before = model.transcribe(samples, language=language).text
         if before:
             print(f"{name}: {before[:60]!r}" + ("" if text == before else f" became {text[:60]!r}"), flush=True)

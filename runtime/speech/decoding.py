@@ -39,7 +39,7 @@ from edge.runtime.memory.process import held
 from edge.runtime.options import Options, number, option, several, unless_none
 from edge.runtime.speculate.base import EARLIER
 from edge.runtime.speculate.speculation import Figures, Speculation
-from edge.runtime.speech.evidence import imagined, log_probabilities, weak
+from edge.runtime.speech.evidence import Evidence, log_probabilities, said_before
 from edge.runtime.speech.lengths import encoder_window, repeats
 from edge.runtime.speech.rules import speech_rules
 from edge.runtime.speech.words import Spoken
@@ -201,8 +201,8 @@ class Decoder:
             if decoded is None:
                 return None
             if not self._doubtful(decoded):
-                gains = self._likelier(prompt, decoded)
-                if gains is None or not all(map(weak, gains)):
+                evidence = self._evidence(prompt, decoded)
+                if evidence is None or not all(each.weak for each in evidence):
                     return decoded
             self._last = None
             self._encode(self._samples, self._speech.window_samples)
@@ -210,8 +210,10 @@ class Decoder:
         if decoded is None or self.is_silence(decoded):
             return decoded
         first = [] if self._tried is None else [self._tried]
-        gains = self._likelier(prompt, decoded, *first)
-        return decoded if gains is None else dataclasses.replace(decoded, imagined=all(map(imagined, gains)))
+        evidence = self._evidence(prompt, decoded, *first)
+        if evidence is None:
+            return decoded
+        return dataclasses.replace(decoded, imagined=all(each.imagined for each in evidence))
 
     def _decode(self, prompt: Sequence[int], temperatures: Sequence[float]) -> Decoded | None:
         no_speech_prob = self._prefill(prompt)
@@ -230,9 +232,9 @@ class Decoder:
                 break
         return decoded
 
-    def _likelier(self, prompt: Sequence[int], decoded: Decoded, *tries: Decoded) -> list[NDArray[np.float64]] | None:
-        """By how much likelier the sound made the log probability of each word of a text, and of other tries, next to
-        silence, which the model has heard afterwards; None where nobody doubts that somebody spoke."""
+    def _evidence(self, prompt: Sequence[int], decoded: Decoded, *tries: Decoded) -> list[Evidence] | None:
+        """What the sound has to do with a text, and with other tries, next to silence, which the model has heard
+        afterwards; None where nobody doubts that somebody spoke."""
         threshold = self._options.no_speech_threshold
         if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold / 2:
             return None
@@ -243,7 +245,10 @@ class Decoder:
         heard = [log_probabilities(self._engine, self._heard(), alone, text) for text in texts]
         self._encode(NOTHING, self._window)
         silent = [log_probabilities(self._engine, self._heard(), alone, text) for text in texts]
-        return [(h - s)[np.array(text) < self._end] for h, s, text in zip(heard, silent, texts, strict=True)]
+        words = [np.array(text) < self._end for text in texts]
+        repeated = [said_before(text) for text in texts]
+        both = zip(heard, silent, words, repeated, strict=True)
+        return [Evidence((h - s)[counted], again[counted]) for h, s, counted, again in both]
 
     def is_silence(self, decoded: Decoded) -> bool:
         """Whether a window has no speech: the model says so, and is not sure of its text, or imagined it."""

@@ -8,6 +8,8 @@ are many times as likely with their sound as without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,19 +43,37 @@ def log_probabilities(
     return found
 
 
-def imagined(likelier: NDArray[np.float64]) -> bool:
-    """Whether a text has nothing to do with its sound, by how much likelier that made the log probability of each of
-    its words [N]."""
-    return _gained(likelier) < LIKELIER and float(likelier.sum()) < ENOUGH
+def said_before(text: Sequence[int]) -> NDArray[np.bool_]:
+    """The tokens of a text [N] that repeat what it said before, together with the one before or after them. A model
+    that goes in circles predicts these from its text alone, whatever there is to hear."""
+    repeated, pairs = np.zeros(len(text), bool), set[tuple[int, int]]()
+    for i, pair in enumerate(pairwise(text)):
+        if pair in pairs:
+            repeated[i : i + 2] = True
+        pairs.add(pair)
+    return repeated
 
 
-def weak(likelier: NDArray[np.float64]) -> bool:
-    """Whether a text may have nothing to do with its sound: another window may say better."""
-    return _gained(likelier) < 1.5 * LIKELIER
+@dataclass(frozen=True)
+class Evidence:
+    """Of each word of a text [N], by how much its sound raised the log probability, and whether it repeats others."""
 
+    likelier: NDArray[np.float64]
+    repeated: NDArray[np.bool_]
 
-def _gained(likelier: NDArray[np.float64]) -> float:
-    """The mean; of several words that which gained most does not count: noise may lead to another sentence than silence
-    does, whose first word the rest follows from."""
-    counted = likelier if len(likelier) < FEW else np.sort(likelier)[:-1]
-    return float(counted.mean())
+    @property
+    def imagined(self) -> bool:
+        """The text has nothing to do with the sound."""
+        return self.gained < LIKELIER and float(self.likelier.sum()) < ENOUGH
+
+    @property
+    def weak(self) -> bool:
+        """The text may have nothing to do with the sound: another window may say better."""
+        return self.gained < 1.5 * LIKELIER
+
+    @property
+    def gained(self) -> float:
+        """The mean of words that do not repeat others; of several that which gained most does not count: noise may lead
+        to another sentence than silence does, whose first word the rest follows from."""
+        counted = self.likelier[~self.repeated]
+        return float((counted if len(counted) < FEW else np.sort(counted)[:-1]).mean())

@@ -19,7 +19,7 @@ from noises import KINDS, noise
 
 from edge.runtime.check.conformance_speech import DOUBTED
 from edge.runtime.load import load
-from edge.runtime.speech.evidence import imagined, weak
+from edge.runtime.speech.evidence import Evidence, said_before
 from edge.runtime.speech.transcribe import Transcriber
 
 SOUNDS = 24
@@ -32,15 +32,18 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def write(file: Path, lines: int, seed: int) -> None:
-    """One JSON object a line: what a sound added to the log probability of each word, `likelier`, and whether the text
-    is `imagined` or `weak` by that."""
+    """One JSON object a line: the words of a `text`, which of them are `repeated`, what a sound added to the log
+    probability of each, `likelier`, and whether the text is `imagined` or `weak` by that."""
     random = np.random.default_rng(seed)
     with file.open("w", encoding="utf-8") as out:
         for _ in range(lines):
             words = random.integers(1, random.choice([6, 80]))
             likelier = random.normal(random.uniform(0, 1.2), random.choice([0.1, 1, 4]), words)
-            verdicts = {"imagined": imagined(likelier), "weak": weak(likelier)}
-            print(json.dumps({"likelier": likelier.tolist(), **verdicts}), file=out)
+            text = random.integers(0, random.choice([4, 40, 400]), words).tolist()
+            evidence = Evidence(likelier, said_before(text))
+            verdicts = {"imagined": evidence.imagined, "weak": evidence.weak}
+            line = {"text": text, "repeated": evidence.repeated.tolist(), "likelier": likelier.tolist(), **verdicts}
+            print(json.dumps(line), file=out)
 
 
 def hear(bundle: Path, folder: Path) -> Iterator[dict[str, Any]]:

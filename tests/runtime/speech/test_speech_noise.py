@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ import numpy as np
 import pytest
 from fake_speech import DE, EN, RATE, VOCABULARY, ZERO, Script, fake_transcriber, noise, said
 
-from edge.runtime.speech import decoding
-from edge.runtime.speech.evidence import ENOUGH, LIKELIER, imagined
+from edge.runtime.speech.evidence import ENOUGH, LIKELIER, Evidence, said_before
 from edge.runtime.speech.lengths import encoder_window
 from edge.runtime.speech.transcribe import TranscribeOptions, Transcript
 
@@ -64,6 +64,11 @@ def test_words_that_the_sound_makes_likelier_stay(tmp_path: Path, seed: int) -> 
     assert (transcript.text == "") == (likelier < LIKELIER and likelier * len(words) < ENOUGH)
 
 
+def imagined(likelier: Sequence[float], repeated: Sequence[int] = ()) -> bool:
+    """Whether a text is, of which these words repeat others."""
+    return Evidence(np.array(likelier), np.isin(range(len(likelier)), repeated)).imagined
+
+
 @pytest.mark.parametrize(
     ("likelier", "dropped"),
     [
@@ -76,12 +81,35 @@ def test_words_that_the_sound_makes_likelier_stay(tmp_path: Path, seed: int) -> 
     ],
 )
 def test_one_word_of_several_tells_nothing(likelier: list[float], dropped: bool) -> None:
-    assert imagined(np.array(likelier)) == dropped
+    assert imagined(likelier) == dropped
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("the price of the price of the price", "the price of"),
+        ("la la la la", "la"),
+        ("one two , one three", "one two , one three"),
+        ("one two , one two three", "one two , three"),
+        ("hello", "hello"),
+        ("", ""),
+    ],
+)
+def test_words_that_repeat_what_was_said_do_not_count(text: str, counted: str) -> None:
+    words = text.split()
+    repeated = said_before([hash(word) for word in words])
+    assert [word for word, again in zip(words, repeated, strict=True) if not again] == counted.split()
+
+
+def test_a_circle_does_not_hide_the_words_that_it_begins_with() -> None:
+    circle = [2.0, 7.0, 0.4, *[0.0] * 40]
+    assert imagined(circle) and not imagined(circle, range(3, 43))
+    assert imagined([0.1, 0.2, 0.3, *[0.0] * 40], range(3, 43))
 
 
 def test_a_long_text_whose_words_follow_from_each_other_is_one_that_was_said() -> None:
-    assert imagined(np.full(20, 0.4)) and not imagined(np.full(50, 0.4))
-    assert imagined(np.array([0.1])) and not imagined(np.array([2.0])), "a single word"
+    assert imagined([0.4] * 20) and not imagined([0.4] * 50)
+    assert imagined([0.1]) and not imagined([2.0]), "a single word"
 
 
 @pytest.mark.parametrize(
@@ -125,13 +153,13 @@ def test_a_window_is_noise_only_where_its_first_text_is_imagined_too(
     tried = Script(loop, again=[THANKS.tokens], sure=RATHER, no_speech=MAYBE)
     judged = list[int]()
 
-    def imagined(likelier: np.ndarray) -> bool:
-        judged.append(len(likelier))
-        return len(likelier) == len(" Thank you.")
+    def imagined(evidence: Evidence) -> bool:
+        judged.append(len(evidence.likelier))
+        return len(evidence.likelier) == len(" Thank you.")
 
-    monkeypatch.setattr(decoding, "imagined", imagined)
+    monkeypatch.setattr(Evidence, "imagined", property(imagined))
     assert heard(tmp_path, noise(25), tried)[0].text == "Thank you." and judged == [11, 180]
-    monkeypatch.setattr(decoding, "imagined", lambda likelier: True)
+    monkeypatch.setattr(Evidence, "imagined", True)
     assert heard(tmp_path, noise(25), tried)[0].text == ""
 
 

@@ -9,7 +9,7 @@ from noises import KINDS, noise
 import edge
 from edge import catalog
 from edge.export.quantize import voice
-from edge.runtime.speech import decoding
+from edge.runtime.speech.evidence import Evidence
 from edge.runtime.speech.transcribe import Transcriber
 
 WHISPER = catalog.local(catalog.resolve("whisper-base"))  # in the user's cache, before tests get their own
@@ -34,10 +34,7 @@ def test_noise_has_no_text(model: Transcriber, kind: str) -> None:
     assert model.transcribe(noise(kind, 5 + i % 4, level), language=language).text == ""
 
 
-CIRCLE = "what was said goes in a circle, whose first words count for little; the last text is a wrong one: noise.md"
-
-
-@pytest.mark.parametrize("seconds", [2, pytest.param(6, marks=pytest.mark.xfail(reason=CIRCLE)), 30])
+@pytest.mark.parametrize("seconds", [2, 6, 30])
 @pytest.mark.parametrize("level", [0.02, 0.5])
 def test_a_voice_keeps_its_words(
     model: Transcriber, monkeypatch: pytest.MonkeyPatch, seconds: int, level: float
@@ -45,7 +42,7 @@ def test_a_voice_keeps_its_words(
     samples = voice.read(voice.passages()[0][0], voice.SPEAKERS[0])[: seconds * 16_000]
     samples = samples * np.float32(level / np.abs(samples).max())
     found = model.transcribe(samples, language="en")
-    monkeypatch.setattr(decoding, "imagined", lambda likelier: False)
-    monkeypatch.setattr(decoding, "weak", lambda likelier: False)
+    monkeypatch.setattr(Evidence, "imagined", False)
+    monkeypatch.setattr(Evidence, "weak", False)
     assert found == model.transcribe(samples, language="en")
     assert found.text != "" or seconds == 2  # which the reference's rule may take for silence

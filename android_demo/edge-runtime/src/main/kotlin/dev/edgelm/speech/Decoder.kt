@@ -110,12 +110,12 @@ internal class Decoder(
     fun decode(prompt: IntArray): Decoded {
         if (last != null) {
             val decoded = decode(prompt, options.temperatures.take(1))
-            if (!isDoubtful(decoded) && likelier(prompt, decoded)?.all(::isWeak) != true) return decoded
+            if (!isDoubtful(decoded) && evidence(prompt, decoded)?.all { it.isWeak } != true) return decoded
             last = null
             encode(samples, count, speech.windowSamples)
         }
         val decoded = decode(prompt, options.temperatures)
-        if (!isSilence(decoded)) decoded.imagined = likelier(prompt, decoded, tried)?.all(::isImagined) == true
+        if (!isSilence(decoded)) decoded.imagined = evidence(prompt, decoded, tried)?.all { it.isImagined } == true
         return decoded
     }
 
@@ -135,10 +135,10 @@ internal class Decoder(
     }
 
     /**
-     * By how much likelier the sound made the log probability of each word of a text, and of another [tried], next to silence,
-     * which the model has heard afterwards; null where nobody doubts that somebody spoke.
+     * What the sound has to do with a text, and with another [tried], next to silence, which the model has heard afterwards;
+     * null where nobody doubts that somebody spoke.
      */
-    private fun likelier(prompt: IntArray, decoded: Decoded, tried: Decoded? = null): List<List<Double>>? {
+    private fun evidence(prompt: IntArray, decoded: Decoded, tried: Decoded? = null): List<Evidence>? {
         val threshold = options.noSpeechThreshold ?: return null
         if ((decoded.noSpeechProb ?: return null) <= threshold / 2) return null
         if (decoded.avgLogprob >= SURE || decoded.text.isEmpty()) return null
@@ -148,7 +148,11 @@ internal class Decoder(
         val heard = texts.map { logProbabilities(engine, cache, alone, it, scores, goOn) }
         encode(NOTHING, 1, window)
         val silent = texts.map { logProbabilities(engine, cache, alone, it, scores, goOn) }
-        return texts.indices.map { i -> texts[i].indices.filter { texts[i][it] < end }.map { heard[i][it] - silent[i][it] } }
+        return texts.mapIndexed { i, text ->
+            val repeated = saidBefore(text)
+            val words = text.indices.filter { text[it] < end }
+            Evidence(words.map { heard[i][it] - silent[i][it] }, words.map { repeated[it] })
+        }
     }
 
     /** Whether a window has no speech: the model says so, and is not sure of its text, or imagined it. */

@@ -35,15 +35,34 @@ internal fun logProbabilities(
     return found
 }
 
-/** Whether a text has nothing to do with its sound, by how much likelier that made the log probability of its words. */
-internal fun isImagined(likelier: List<Double>) = gained(likelier) < LIKELIER && likelier.sum() < ENOUGH
-
-/** Whether a text may have nothing to do with its sound: another window may say better. */
-internal fun isWeak(likelier: List<Double>) = gained(likelier) < 1.5 * LIKELIER
-
 /**
- * The mean; of several words that which gained most does not count: noise may lead to another sentence than silence does,
- * whose first word the rest follows from.
+ * The tokens of a [text] that repeat what it said before, together with the one before or after them. A model that goes in
+ * circles predicts these from its text alone, whatever there is to hear.
  */
-private fun gained(likelier: List<Double>) =
-    (if (likelier.size < FEW) likelier else likelier.sorted().dropLast(1)).average()
+internal fun saidBefore(text: IntArray): BooleanArray {
+    val repeated = BooleanArray(text.size)
+    val pairs = HashSet<Pair<Int, Int>>()
+    for (i in 0 until text.size - 1) {
+        if (!pairs.add(text[i] to text[i + 1])) repeated.fill(true, i, i + 2)
+    }
+    return repeated
+}
+
+/** By how much [likelier] a sound made the log probability of each word of a text, and which words were [repeated]. */
+internal class Evidence(private val likelier: List<Double>, private val repeated: List<Boolean>) {
+    /** The text has nothing to do with the sound. */
+    val isImagined get() = gained < LIKELIER && likelier.sum() < ENOUGH
+
+    /** The text may have nothing to do with the sound: another window may say better. */
+    val isWeak get() = gained < 1.5 * LIKELIER
+
+    /**
+     * The mean of words that do not repeat others; of several that which gained most does not count: noise may lead to
+     * another sentence than silence does, whose first word the rest follows from.
+     */
+    private val gained: Double
+        get() {
+            val counted = likelier.filterIndexed { i, _ -> !repeated[i] }
+            return (if (counted.size < FEW) counted else counted.sorted().dropLast(1)).average()
+        }
+}
