@@ -2,8 +2,7 @@
 
     python benchmarks/decoder_vs_peers.py --bundle smollm2-135m-instruct.edge
 
-Decoding is measured twice: one token a step, and with each engine's own drafts where they help it, as `edge run` has
-them by default.
+Decoding is one token a step; `benchmarks/speculation.py` measures drafts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import convert
-import drafted
 import machine
 import report
 from engines import ENGINES, engine_file
@@ -32,12 +30,11 @@ from prompts import QUESTION, Prompts
 
 CONTEXTS = (16, 128, 512, 2000)
 PREFILLS = (128, 512, 2000)
-PARTS = ("memory", "speed", "drafts", "start")
+PARTS = ("memory", "speed", "start")
 MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS = 2048, 512, 64
 MODEL = "smollm2-135m-instruct"
 PANELS = {
     "decode": "Decode, tokens/s, by tokens of context",
-    "drafts on": "Decode with drafts, tokens/s, by tokens of context",
     "prefill": "Prefill, tokens/s, by prompt tokens",
     "peak private": "Peak private memory, MiB (less is better)",
     "first token": "Process start to first token, ms (less is better)",
@@ -68,8 +65,6 @@ class Contender:
     variant: str
     model: Path
     trials: dict[str, float] = field(default_factory=dict)  # variant -> seconds
-    drafts: str | None = None  # the setting of its drafts
-    draft_trials: dict[str, float] = field(default_factory=dict)  # setting -> tokens per second
     worker: Worker | None = None
     says: str = ""
     first_text: str = ""
@@ -90,7 +85,7 @@ def main() -> int:
     say(f"{args.threads} threads, load average {os.getloadavg()[0]:.2f} before the start")
     with (args.out / "decoder_vs_peers.log").open("w") as log:
         tokenizer = models.bundle / "tokenizer.json"
-        bench = Bench(models, plan, args.threads, log, Prompts(tokenizer), Prompts(tokenizer, args.text))
+        bench = Bench(models, plan, args.threads, log, Prompts(tokenizer))
         for name in args.engines:
             bench.enter(name, args.variant.get(name))
         if not bench.contenders:
@@ -120,8 +115,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--parts", type=partial(names_of, PARTS), default=list(PARTS), metavar="NAME,...",
                         help="what to measure; default: " + ",".join(PARTS))
     parser.add_argument("--rounds", type=int, help=f"default: {FULL.rounds}, with --quick {QUICK.rounds}")
-    parser.add_argument("--text", type=Path,
-                        help="a file of paragraphs to cut the prompts of drafts from; default: as all other prompts")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
     parser.add_argument("--work", type=Path,
                         help="folder that keeps the peers' converted models; default: in the user's cache")
@@ -182,11 +175,9 @@ def say(text: str) -> None:
 class Bench:
     """The contenders and what was measured of them."""
 
-    def __init__(
-        self, models: Models, plan: Plan, threads: int, log: TextIO, prompts: Prompts, texts: Prompts | None = None
-    ) -> None:
+    def __init__(self, models: Models, plan: Plan, threads: int, log: TextIO, prompts: Prompts) -> None:
         self.models, self.plan, self.threads, self.log = models, plan, threads, log
-        self.prompts, self.texts = prompts, texts or prompts
+        self.prompts = prompts
         self.contenders: dict[str, Contender] = {}
         self.skipped: dict[str, str] = {}
         self.figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -251,8 +242,6 @@ class Bench:
             self._each(self._memory)
         if "speed" in parts:
             self._speed_rounds()
-        if "drafts" in parts:
-            self._draft_rounds()
         if "start" in parts:
             for number in range(self.plan.starts + 1):
                 self._each(lambda found, warm=number == 0: self._first_token(found, warm))
@@ -266,17 +255,6 @@ class Bench:
             say(f"speed: round {number + 1} of {self.plan.rounds}")
         for found in self.contenders.values():
             if found.worker is not None:
-                found.worker.close()
-
-    def _draft_rounds(self) -> None:
-        self._each(self._start_drafts)
-        for number in range(self.plan.rounds):
-            for context in CONTEXTS:
-                text = self.texts.take(context)  # the same for all: how often drafts hold depends on it
-                self._each(lambda found, ids=text: self._drafted(found, ids), backwards=number % 2 == 1)
-            say(f"drafts: round {number + 1} of {self.plan.rounds}")
-        for found in self.contenders.values():
-            if found.drafts is not None and found.worker is not None:
                 found.worker.close()
 
     def _each(self, job: Callable[[Contender], None], *, backwards: bool = False) -> None:
@@ -315,27 +293,6 @@ class Bench:
         self.figures[f"prefill @ {context}"][found.name].append(context / timed.prefill_s)
         self.figures[f"decode @ {context}"][found.name].append(1 / timed.decode_s)
 
-    def _start_drafts(self, found: Contender) -> None:
-        """Load an engine with the setting of its drafts that is fastest; one that has none stays out of it."""
-        if found.name not in drafted.FILES:
-            return
-        found.draft_trials = drafted.trial(found, self.models, self.threads, self.log, self.texts)
-        found.drafts = max(found.draft_trials, key=found.draft_trials.__getitem__)
-        tried = "; ".join(f"{setting} {rate:.0f}" for setting, rate in found.draft_trials.items())
-        say(f"drafts of {found.name}: {found.drafts}   (tried, tokens/s: {tried})")
-        capacity, warm = max(CONTEXTS) + self.plan.tokens + 16, self.texts.take(drafted.WARM)
-        found.worker = drafted.worker(found, found.drafts, self.models, self.threads, self.log, capacity, warm)
-
-    def _drafted(self, found: Contender, ids: list[int]) -> None:
-        if found.drafts is None:
-            return
-        assert found.worker is not None
-        with self._watch.over(found.worker):
-            got = found.worker.ask("answer", ids=ids, n=self.plan.tokens + 1, ends=[])
-        self.figures[f"drafts on @ {len(ids)}"][found.name].append(got["tokens"] / got["decode_s"])
-        if got["steps"]:
-            self.figures[f"tokens a step @ {len(ids)}"][found.name].append(got["tokens"] / got["steps"])
-
     def _first_token(self, found: Contender, warm: bool) -> None:
         engine = engine_file(found.name)
         command = engine.first_token(found.python, found.model, QUESTION, self.threads, found.variant)
@@ -348,7 +305,7 @@ class Bench:
     def metrics(self) -> list[report.Metric]:
         """The rows of the report."""
         rows = [(f"prefill @ {n}", "tokens/s", True) for n in PREFILLS]
-        rows += [(f"{what} @ {n}", "tokens/s", True) for what in ("decode", "drafts on") for n in CONTEXTS]
+        rows += [(f"decode @ {n}", "tokens/s", True) for n in CONTEXTS]
         rows += [("peak private", "MiB", False), ("peak RSS", "MiB", False), ("first token", "ms", False)]
         return [report.Metric(row[0], row[1], row[2], self.figures[row[0]]) for row in rows if row[0] in self.figures]
 
@@ -371,8 +328,6 @@ class Bench:
                     "version": c.version,
                     "variant": c.variant,
                     "trials_s": c.trials,
-                    "drafts": c.drafts,
-                    "draft_trials": c.draft_trials,
                     "idle_core_share": c.worker.idle_share if c.worker else None,
                     "continues_with": c.says,
                     "first_text": c.first_text.strip(),
@@ -399,9 +354,6 @@ def show(bench: Bench, out: Path) -> None:
     say("\n" + report.ratios_table(metrics, names) + "\n")
     for goal in report.goals(metrics):
         say(str(goal))
-    for context in CONTEXTS:
-        for name, steps in bench.figures.get(f"tokens a step @ {context}", {}).items():
-            say(f"{name}, drafts on @ {context}: {sum(steps) / len(steps):.2f} tokens a step")
     for name, why in bench.skipped.items():
         say(f"SKIPPED {name}: {why}")
     for warning in bench.warnings:

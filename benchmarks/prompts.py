@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,18 +11,13 @@ QUESTION = "What is the capital of France? Answer in one short sentence."
 
 
 class Prompts:
-    """Token ids of a text file, cut at its empty lines, or of Python's own reference documentation, which every Python
-    brings along."""
+    """Token ids of Python's own reference documentation, which every Python brings along."""
 
-    def __init__(self, tokenizer: Path, file: Path | None = None) -> None:
+    def __init__(self, tokenizer: Path) -> None:
+        from pydoc_data.topics import topics
+
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        if file is None:
-            from pydoc_data.topics import topics
-
-            self._texts = self._endless([text for text in topics.values() if len(text) > 2000])
-        else:
-            paragraphs = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
-            self._texts = itertools.cycle([f"{text}\n" for text in paragraphs if len(text) > 200])
+        self._texts = self._endless([text for text in topics.values() if len(text) > 2000])
         self._ids: list[int] = []
 
     @staticmethod

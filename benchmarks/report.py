@@ -127,7 +127,7 @@ def goals(metrics: Sequence[Metric]) -> list[Goal]:
             found.append(Goal(f"{metric.label} / {peer}", value, limit, metric.more_is_better))
 
     for metric in metrics:
-        if metric.label.startswith(("decode", "drafts on")):
+        if metric.label.startswith("decode"):
             add(metric, best_peer(metric), 1.15)
         elif metric.label.startswith("prefill"):
             add(metric, "onnxruntime-genai", 1.0)

@@ -1,7 +1,7 @@
 """Layer skipping: what it costs to be able to, and each policy's perplexity against its decode speed, in one run.
 
     python benchmarks/skipping.py --bundle MODEL.edge --text TEXT --out DIR
-        --tuned TUNED.edge first,first:skip=4 --questions spec_bench.jsonl --drafts 4
+        --tuned TUNED.edge first,first:skip=4
 
 TUNED.edge is exported from what `edge tune` made of the same model, for the policies named behind it. Where our kernels
 do not run MODEL.edge, it was exported with `--segments 1`, and `--halves` names one with `--segments ffn`. Decode
@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import skip_drafts
-import skip_sets
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.eval_skip import draw
@@ -43,7 +41,6 @@ TARGET = 0.995  # of the whole graph's decode speed, with nothing skipped
 FASTER = {"unified:0.25": 1.28, "unified:0.5": 1.8}  # decode speeds that are wanted
 WANTED = ((1.12, 0.08), (1.25, 0.25))  # decode speed, and the most that perplexity may rise for it
 TUNED = "tuned "
-PROMPTS = 20  # of each kind
 
 
 def segments(bundle: Bundle, context: int, rounds: int) -> dict[str, float]:
@@ -136,8 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tuned", nargs=2, action="append", default=[], metavar=("BUNDLE", "POLICIES"), help="what edge tune made"
     )
-    parser.add_argument("--questions", type=Path, help="Spec-Bench's: which layers routers leave out for which prompts")
-    parser.add_argument("--drafts", type=int, default=0, metavar="N", help="of each task's questions: drafts on top")
     parser.add_argument("--text", type=Path, help="to predict; without it only the cost of segments is measured")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512)
@@ -164,17 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures += tuned
         print(table(figures))
         print(*goals(figures, least), sep="\n")
-    sets, drafted = {}, {}
-    for path, skips in given.tuned if given.questions is not None else ():
-        for skip in skips.split(","):
-            if skip.startswith("first"):
-                name = f"{Path(path).name} {skip}"
-                sets[name] = skip_sets.report(open_bundle(path), skip, given.questions, PROMPTS)
-                if given.drafts:
-                    drafted[name] = skip_drafts.report(open_bundle(path), skip, given.questions, given.drafts)
     given.out.mkdir(parents=True, exist_ok=True)
     measured = [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]
-    result = {"segments": own, "policies": measured, "left_out": sets, "drafts": drafted}
+    result = {"segments": own, "policies": measured}
     (given.out / "skipping.json").write_text(json.dumps(result, indent=1) + "\n")
     if figures:
         draw(figures, given.out / "skipping.png")

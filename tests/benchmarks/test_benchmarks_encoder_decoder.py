@@ -24,7 +24,6 @@ import encoder_decoder as bench  # noqa: E402
 import quality  # noqa: E402
 import recordings  # noqa: E402
 import report  # noqa: E402
-import return_of_the_encoder  # noqa: E402
 import sources  # noqa: E402
 import speed  # noqa: E402
 from engines.decoding_engine import Unavailable  # noqa: E402
@@ -78,7 +77,6 @@ def test_times_are_compared_where_both_sides_cut_the_text() -> None:
 
 def test_parts_are_measured_in_one_order() -> None:
     assert bench.parse(["--parts", "wer,whisper"]).parts == ["whisper", "wer"]
-    assert bench.parse(["--return-of-the-encoder"]).parts == ["return-of-the-encoder"]
 
 
 @pytest.mark.parametrize(
@@ -102,20 +100,6 @@ def test_engine_files_import_their_packages_only_when_they_load() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     packages = {m for n in ENGINES for m in import_module(f"seq2seq.{n}").MODULES}
     assert not packages & set(loaded)
-
-
-def test_the_same_number_of_weights_two_thirds_in_the_encoder() -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    for size in return_of_the_encoder.SIZES:
-        configs = return_of_the_encoder.configs(size)
-        with torch.device("meta"):
-            both = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**configs[return_of_the_encoder.BOTH]))
-            alone = AutoModelForCausalLM.from_config(AutoConfig.for_model(**configs[return_of_the_encoder.ALONE]))
-        assert both.num_parameters() == pytest.approx(alone.num_parameters(), rel=0.01)
-        encoder, decoder = (sum(p.numel() for p in half.block.parameters()) for half in (both.encoder, both.decoder))
-        assert encoder / (encoder + decoder) == pytest.approx(2 / 3, abs=0.01)
 
 
 def test_a_recording_has_its_text_beside_it(tmp_path: Path) -> None:

@@ -20,10 +20,7 @@ from edge.runtime.skip.evaluate import SkipFigures
 
 FOLDER = BENCHMARKS
 import skip_answers  # noqa: E402
-import skip_drafts  # noqa: E402
-import skip_sets  # noqa: E402
 import skipping  # noqa: E402
-import summaries  # noqa: E402
 
 
 def figures(skip: str, perplexity: float, speed: float) -> SkipFigures:
@@ -73,43 +70,6 @@ def test_a_model_of_any_depth_is_measured(by_layer: Bundle, by_half: Bundle) -> 
         edge.load(by_half.root, skip=skip)
 
 
-def test_sets_of_layers_are_counted_by_kind_of_prompt(
-    by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two routers, of layers 2 and 4, one of which each prompt leaves out."""
-    root = Path(shutil.copytree(by_layer.root, tmp_path / "routed.edge"))
-    routers = np.zeros((4, by_layer.manifest.dims.hidden_size + 1), np.float32)
-    routers[:, -1] = [np.inf, 0, np.inf, 0]
-    routers[:, :-1] = np.random.default_rng(1).standard_normal((4, by_layer.manifest.dims.hidden_size))
-    routed = in_units(Bundle(root, by_layer.manifest), 1, routers)
-    asked = [f"The moon {i} changes its shape {'again ' * (3 * i)}" for i in range(6)]
-    out = skip_sets.left_out(routed, "first:skip=1", asked)
-    assert (out[:, [2, 4]].sum(axis=1) == 1).all() and not out[:, [0, 1, 3, 5]].any()
-    questions = tmp_path / "questions.jsonl"
-    kinds = [("translation", asked[:3]), ("math_reasoning", asked[3:]), ("qa", ["Why?"])]
-    rows = [{"category": kind, "turns": [text]} for kind, texts in kinds for text in texts]
-    questions.write_text("\n".join(map(json.dumps, rows)))
-    shares = skip_sets.report(routed, "first:skip=1", questions, 3)
-    np.testing.assert_allclose(shares["translation"], out[:3].mean(axis=0), atol=1e-3)
-    np.testing.assert_allclose(shares["math_reasoning"], out[3:].mean(axis=0), atol=1e-3)
-    assert "the mean sets differ by" in capsys.readouterr().out
-
-
-def test_drafts_are_measured_with_layers_left_out_and_without(
-    by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(skip_drafts, "TOKENS", 8)
-    questions = tmp_path / "questions.jsonl"
-    asked = [("qa", "Why 0?"), ("qa", "Why 1?"), ("rag", "a " * 4000)]
-    rows = [{"category": task, "turns": [prompt]} for task, prompt in asked]
-    questions.write_text("\n".join(map(json.dumps, rows)))
-    ratios = skip_drafts.report(by_layer, "unified:0.34", questions, 2)
-    policies = ("off", "unified:0.34")
-    assert list(ratios) == [f"{policy}, drafts {drafts}" for policy in policies for drafts in ("off", "auto")]
-    assert ratios["off, drafts off"] == 1.0 and min(ratios.values()) > 0
-    assert "times the faster of either alone" in capsys.readouterr().out
-
-
 def test_training_text_is_the_whole_text_and_prompts_about_it(tmp_path: Path) -> None:
     paragraph = " ".join(f"word{i} @-@ mark{i} ." for i in range(60))
     text = tmp_path / "text.txt"
@@ -151,23 +111,15 @@ def routed(by_layer: Bundle, tmp_path: Path) -> Bundle:
         return writer.commit(in_units(Bundle(writer.staging, by_layer.manifest), 1, routers).manifest)
 
 
-def test_one_run_measures_bundles_policies_sets_and_drafts(
-    by_layer: Bundle,
-    by_half: Bundle,
-    routed: Bundle,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_one_run_measures_bundles_and_policies(
+    by_layer: Bundle, by_half: Bundle, routed: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="the run ends with a plot")
-    monkeypatch.setattr(skip_drafts, "TOKENS", 8)
-    text, questions = tmp_path / "text.txt", tmp_path / "questions.jsonl"
+    text = tmp_path / "text.txt"
     text.write_text(" ".join(SENTENCES))
-    asked = [("translation", "Ein Kaffee?"), ("math_reasoning", "How long is a train?"), ("qa", "Why?")]
-    questions.write_text("\n".join(json.dumps({"category": kind, "turns": [turn]}) for kind, turn in asked))
     given = ["--bundle", by_layer.root, "--halves", by_half.root, "--tuned", routed.root, "first:skip=1,unified:0.2"]
-    given += ["--text", text, "--tokens", "64", "--window", "64", "--rounds", "1", "--questions", questions]
-    assert skipping.main(list(map(str, [*given, "--drafts", "1", "--out", tmp_path / "out"]))) == 0
+    given += ["--text", text, "--tokens", "64", "--window", "64", "--rounds", "1"]
+    assert skipping.main(list(map(str, [*given, "--out", tmp_path / "out"]))) == 0
 
     found = json.loads((tmp_path / "out" / "skipping.json").read_text())
     assert found["segments"]["parts"] == 6 and found["segments"]["ratio"] > 0
@@ -182,10 +134,6 @@ def test_one_run_measures_bundles_policies_sets_and_drafts(
     assert layers["unified:0.2"] == layers["tuned unified:0.2"] == layers["tuned first:skip=1"] == 5
     assert rows["tuned unified:0.2"]["perplexity"] == pytest.approx(rows["unified:0.2"]["perplexity"], rel=1e-5)
     assert layers["ffn:0.3"] == 5 and layers["ffn:0.034"] == 6 and 2 <= layers["skipdecode:2-6"] < 6
-    assert list(found["left_out"]) == list(found["drafts"]) == ["routed.edge first:skip=1"]
-    sets = found["left_out"]["routed.edge first:skip=1"]
-    assert {kind: sum(shares) for kind, shares in sets.items()} == {"translation": 1, "math_reasoning": 1}
-    assert found["drafts"]["routed.edge first:skip=1"]["off, drafts off"] == 1
     said = capsys.readouterr().out
     assert "nothing skipped:" in said and "FiRST at 1.12 times decode speed: " in said
 
@@ -208,20 +156,5 @@ def test_without_a_text_only_the_cost_of_segments_is_measured(by_half: Bundle, t
     assert skipping.main(["--bundle", str(by_half.root), "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out" / "skipping.json").read_text())
     assert found["segments"]["parts"] == 10
-    assert (found["policies"], found["left_out"], found["drafts"]) == ([], {}, {})
+    assert found["policies"] == []
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["skipping.json"]
-
-
-def test_an_articles_beginning_is_its_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = tmp_path / "questions.jsonl"
-    rows = [
-        {"category": "summarization", "question_id": 1, "turns": ["Summarize: One. Two! Three? Four. Five."]},
-        {"category": "qa", "question_id": 2, "turns": ["Why?"]},
-    ]
-    asked.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    out = tmp_path / "sum.jsonl"
-    monkeypatch.setattr(sys, "argv", ["summaries", "--questions", str(asked), "--out", str(out)])
-    assert summaries.main() == 0
-    assert [json.loads(line) for line in out.read_text().splitlines()] == [
-        {"text": "One. Two! Three? Four. Five.", "summary": "One. Two! Three?"}
-    ]

@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import choosing
-import onnx
 import pytest
-import same_weights
-import specmemo
 import speculation
-import wider
 from drafting.answers import Answer, against, form_goals, peer_goals, rate, summary
-from drafting.budgeted import Planned, Talked
 from drafting.replay import Line, Recorded, Setting, replay
-from gguf_files import VOCABULARY, tiny_model, write_gguf
 
-import edge
 from edge.bundle import Bundle
-from edge.runtime.memory import footprint as memory_model
-from edge.runtime.memory import plan
 
 DID = {"steps": 10, "drafted": 30, "accepted": 20, "draft_s": 0.001, "verify_s": 0.1}
 
@@ -258,111 +248,3 @@ def test_choosing_holds_plans_against_fixed_settings(
     written = json.loads((tmp_path / "choosing-0.1.json").read_text())
     assert {"lookup", "cascade", "lookup:3/2", "recycle:1", "blend:1"} <= set(written["rows"])
     assert all(set(row) == {"overall", "chat", "qa", "rag"} for row in written["rows"].values())
-
-
-def talked(tokens: int, seconds: float, private: float) -> Talked:
-    return Talked(tokens, seconds, 0.1, 50, 10, 5, private)
-
-
-@pytest.mark.parametrize(("saves", "best", "met"), [(17, "4", True), (42, "8", False)])
-def test_bounded_speculation_is_held_against_the_faster_unbounded_one(saves: float, best: str, met: bool) -> None:
-    """Of what is fast enough, the setting that saves the most counts."""
-
-    @dataclass
-    class Row:
-        name: str
-        memory: int | None
-        kinds: dict[str, int]
-        talk: Talked
-
-    mib = 2**20
-    kinds = {"KV cache": 90 * mib, "logits": 10 * mib, "packed weights": 200 * mib}
-    bounded = {"KV cache": 20 * mib, "logits": 5 * mib, "packed weights": 200 * mib}
-    made = []
-    for row in (
-        Row("all", None, kinds, talked(100, 1.0, 60)),
-        Row("free", None, kinds, talked(100, 0.8, 50)),
-        Row("8", 250, bounded, talked(100, 0.81, 40)),
-        Row("4", 245, bounded, talked(100, 0.82, saves)),
-        Row("2", 243, bounded, talked(100, 0.9, 10)),
-        Row("1", 240, bounded, talked(100, 1.2, 5)),
-    ):
-        each = specmemo.Setting(row.name, row.memory, 1024, "auto")
-        each.plan = Planned(1024, 128, int(row.name) if row.memory else 16, row.kinds)
-        each.talked = [row.talk]
-        made.append(each)
-    rows = {row["setting"]: row for row in specmemo.summary(made)}
-    assert rows["8"]["planned_mb"] == 25 and rows["8"]["planned_saved"] == 0.75
-    assert rows["8"]["ratio"] == pytest.approx(0.8 / 0.81)
-    found = {goal.text: goal.met for goal in specmemo.goals(made)}
-    assert found == {
-        f"{best}: throughput of unbounded": True,
-        f"{best}: generation memory saved, planned": True,
-        f"{best}: generation memory saved, private": met,
-    }
-
-
-def test_conversations_run_under_their_budgets(
-    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 8]
-    assert run(specmemo.main, monkeypatch, *command, "--context", 128, "--count", 1) == 0
-    rows = json.loads((tmp_path / "specmemo.json").read_text())["rows"]
-    assert [row["budget_mb"] is None for row in rows[:3]] == [True, True, False]
-    assert all(row["tokens_per_s"] > 0 for row in rows)
-    planned = [row["planned_mb"] for row in rows[1:]]
-    assert len(planned) > 1 and planned == sorted(set(planned), reverse=True)
-
-
-@pytest.mark.usefixtures("onnxruntimes_kernels")
-def test_budgets_fall_with_what_is_given_up(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Else what does not depend on the steps is more of this small model than what does.
-    for name, value in {"TO_LOAD": 0, "BPE_READING": 0, "LEFT": 0, "BRANCHED": memory_model.GRAPH}.items():
-        monkeypatch.setattr(memory_model, name, value)
-    monkeypatch.setattr(plan, "SHOWN", 1)
-    made = [each for each in specmemo.settings(tiny_bundle.root, 128) if each.memory is not None]
-    names = [each.name for each in made]
-    assert names[0] == "up to 16 tokens a step, float32, prompts by 128" and len(set(names)) == len(names) > 3
-    assert [name for name in names if name.startswith("no drafts")] == names[-1:]
-    assert any("int8" in name for name in names)
-    budgets = [each.memory for each in made]
-    assert budgets == sorted(set(budgets), reverse=True)
-
-
-def test_a_wider_model_of_random_weights_becomes_a_bundle(
-    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And answers are replayed at what its steps cost, as soon as somebody measured that."""
-    source = write_gguf(tmp_path / "tokens.gguf", tiny_model("llama"))
-    command = ["--gguf", source, "-o", tmp_path / "wide.gguf", "--width", 128, "--feed-forward", 160]
-    assert run(wider.main, monkeypatch, *command, "--layers", 2, "--heads", 4, "--kv-heads", 2) == 0
-    bundle = edge.export(tmp_path / "wide.gguf", tmp_path / "wide.edge", weights="keep", check=False, draft_text=0)
-    manifest = bundle.manifest
-    assert (manifest.dims.hidden_size, len(manifest.kv.layers), manifest.dims.vocab_size) == (128, 2, VOCABULARY)
-    assert edge.load(bundle.root).generate("hello", edge.GenerateOptions(max_tokens=3)).generated_tokens
-    choose = ["--bundle", bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 8, "--context", 120]
-    assert run(choosing.main, monkeypatch, *choose, "--skip", 0, "--curve", bundle.root) == 2
-    assert "there is no cost curve of " in capsys.readouterr().err
-
-
-def test_a_copy_of_another_graph_has_the_bundles_weights(tiny_bundle: Bundle) -> None:
-    path = tiny_bundle.path(tiny_bundle.manifest.graph("decoder").path)
-    ours, theirs = (onnx.load(str(path), load_external_data=False) for _ in range(2))
-    onnx.external_data_helper.load_external_data_for_model(ours, str(tiny_bundle.root))
-    wanted = {i.name: i.raw_data for i in ours.graph.initializer}
-    for node in theirs.graph.node:
-        if node.op_type == "MatMulNBits":
-            del node.input[3:]  # symmetric, in other blocks, under other names
-            node.input[1], node.input[2] = f"their.{node.input[1]}", f"their.{node.input[2]}"
-            next(a for a in node.attribute if a.name == "block_size").i = 16
-    for i in theirs.graph.initializer:
-        i.name, i.raw_data = f"their.{i.name}", b"0"
-    same_weights.replace(ours.graph, theirs.graph)
-    pairs = zip(*(same_weights.of(model.graph, "MatMulNBits") for model in (ours, theirs)), strict=True)
-    assert all([*mine.input][1:4] == [*copy.input][1:4] and mine.attribute == copy.attribute for mine, copy in pairs)
-    made = {i.name: i.raw_data for i in theirs.graph.initializer if not i.name.startswith("their.")}
-    assert made and all(wanted[name] == data for name, data in made.items())
-    next(node for node in theirs.graph.node if node.op_type == "MatMulNBits").attribute[0].i += 1
-    del theirs.graph.node[-3:]
-    with pytest.raises(ValueError, match="do not have the same MatMulNBits operators"):
-        same_weights.replace(ours.graph, theirs.graph)
