@@ -23,6 +23,9 @@ SOURCES := pyproject.toml constraints.txt
 # A built wheel of edge-lm-kernels, which is taken instead of building one. 'off': onnxruntime's own kernels alone.
 KERNELS ?= $(lastword $(wildcard kernels/dist/*.whl))
 
+# Tests run beside each other, each with a core of its own (tests/conftest.py). ARGS="-n 0": one after another.
+BESIDE := --numprocesses logical --maxprocesses 4 --dist worksteal
+
 # How long `make fuzz` takes, what its cases are drawn from, and what else python -m fuzz is given.
 FUZZ ?= usual
 SEED ?=
@@ -34,7 +37,7 @@ demo: $(VENV)/.gguf $(VENV)/.kernels
 
 test: $(VENV)/.test $(VENV)/.kernels
 	@$(JVM) || echo "There is no JDK with Maven here: the tests of the Kotlin runtime are left out."
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(BESIDE) $(ARGS)
 
 test-all: $(VENV)/.test $(VENV)/.kernels
 	$(BIN)/python -m pytest $(ARGS)

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 def pytest_configure() -> None:
     """Torch with one thread, here and in what tests start: more cost tiny models more than they bring, and wait for
-    each other on a busy machine."""
+    each other on a busy machine. Tests that run beside others (pytest-xdist) have a core of their own: the threads of
+    onnxruntime spin, and those of two sessions on the same cores wait for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @pytest.fixture(autouse=True)
