@@ -275,7 +275,8 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     """What runs in onnxruntime."""
     from edge.export.check import WINDOW
     from edge.runtime.check.perplexity import CHUNK
-    from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.limits import PREFILL_CHUNK
 
     packed = _packed(checkpoint, request.weights, request.options)
     if request.prefill:

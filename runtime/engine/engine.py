@@ -26,6 +26,7 @@ from edge.runtime.engine.measured import costs
 from edge.runtime.engine.prefill_engine import PrefillEngine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import PLAIN, Variant
+from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.shares import Shares, closed
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
@@ -34,8 +35,6 @@ from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGAR
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
 
-DEFAULT_CONTEXT = 4096
-PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
 Wanted = str | int  # how many of the likeliest tokens
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
+from edge.runtime.limits import MOST_BEAMS
 from edge.runtime.memory.shares import WAIT, WHEN_FULL
 from edge.runtime.options import (
     LARGEST,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 AUTO, OFF = "auto", "off"
 DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
-MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
 CONTEXT = integer("context", "a whole number of tokens", least=-LARGEST)  # an engine knows its range
 BYTES = number("memory", "an amount of bytes, or a text like 300MB", least=1, most=2**63)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import LONGER, Manifest
-from edge.runtime.engine.engine import PREFILL_CHUNK
+from edge.runtime.limits import PREFILL_CHUNK
 from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event, Run

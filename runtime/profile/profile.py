@@ -16,9 +16,9 @@ from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP, Manifest
-from edge.runtime.engine.engine import PREFILL_CHUNK
 from edge.runtime.engine.measured import best_provider
 from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.limits import PREFILL_CHUNK
 from edge.runtime.load import open_engine
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.profile import fresh, machine, ops
