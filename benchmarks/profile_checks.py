@@ -202,8 +202,8 @@ def _steps(args: argparse.Namespace) -> list[list[float]]:
 
 def _curve(profile: dict[str, Any], steps: list[list[float]]) -> dict[str, Any]:
     """How far measured steps lie from what the profile's cost curve says."""
-    from edge.runtime.profile.curve import CostCurve
-    from edge.runtime.profile.record import CurvePoint
+    from edge.runtime.costs.curve import CostCurve
+    from edge.runtime.costs.record import CurvePoint
     from edge.typed_json import typed
 
     curve = CostCurve([typed(point, CurvePoint, "curve") for point in profile["curve"]])

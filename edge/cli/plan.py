@@ -16,8 +16,8 @@ from edge.manifest import KV8
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
+    from edge.runtime.costs.curve import CostCurve
     from edge.runtime.memory.plan import Plan
-    from edge.runtime.profile.curve import CostCurve
 
 NAME = "plan"
 HELP = "Show the memory that a bundle takes, and what fits into a budget."
@@ -40,11 +40,11 @@ def add_arguments(parser: Parser) -> None:
 
 def command(args: argparse.Namespace) -> None:
     """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
-    from edge.runtime.engine.measured import best_provider
+    from edge.runtime.costs.curve import load_both
+    from edge.runtime.costs.measured import best_provider
     from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
     from edge.runtime.load import as_asked
     from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
-    from edge.runtime.profile.curve import load_both
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import KV8
+from edge.runtime.costs.measured import costs
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache, Seat, check_memory
 from edge.runtime.engine.candidates import Candidates
@@ -22,7 +23,6 @@ from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.long_rope import long_rope
-from edge.runtime.engine.measured import costs
 from edge.runtime.engine.prefill_engine import PrefillEngine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import PLAIN, Variant
@@ -33,7 +33,7 @@ from edge.runtime.providers.base import Buffer, Provider, Session
 from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 
 if TYPE_CHECKING:
-    from edge.runtime.profile.curve import CostCurve
+    from edge.runtime.costs.curve import CostCurve
 
 LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
 Wanted = str | int  # how many of the likeliest tokens
@@ -158,7 +158,7 @@ class Engine:
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """What a step costs on this device: see `edge.runtime.engine.measured.costs`."""
+        """What a step costs on this device: see `edge.runtime.costs.measured.costs`."""
         return costs(self.bundle, self.provider.name, self.threads, self.kv.dtype)
 
     @property

@@ -11,7 +11,7 @@ import json
 import re
 from importlib.resources import files
 
-from edge.runtime.profile.record import Profile
+from edge.runtime.costs.record import Profile
 from edge.runtime.profile.roofline import step_times
 
 SCRIPTS = ("operators.js", "report.js")

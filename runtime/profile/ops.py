@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import LONGER, Manifest
+from edge.runtime.costs.record import Op, Placement
 from edge.runtime.limits import PREFILL_CHUNK
 from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event, Run
 from edge.runtime.profile.placement import placement_of, with_times
-from edge.runtime.profile.record import Op, Placement
 from edge.runtime.profile.subject import source_tokens
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider, Session

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.profile import machine
-from edge.runtime.profile.record import Peaks
+from edge.runtime.costs import machine
+from edge.runtime.costs.record import Peaks
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
 from edge.runtime.providers.onnx_proto import model_of

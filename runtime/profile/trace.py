@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from edge.runtime.costs.record import Op, Profile
 from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.ops import Step
-from edge.runtime.profile.record import Op, Profile
 
 GRAPHS, MEMORY, ANSWERS = 1, 2, 3  # processes of the trace
 

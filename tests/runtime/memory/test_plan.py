@@ -22,14 +22,14 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, Dims, Generation, KVLayer, KVLayout
 from edge.runtime import load as loading
+from edge.runtime.costs import machine
+from edge.runtime.costs.curve import store
 from edge.runtime.decode.beam import BeamOptions, new_cache
 from edge.runtime.engine.variant import LoadOptions
 from edge.runtime.memory import plan as planning
 from edge.runtime.memory import process as memory
 from edge.runtime.memory.footprint import MIB
 from edge.runtime.memory.plan import GOAL, MIN_CONTEXT, Plan, make_plan, needed, parse_size, show_size
-from edge.runtime.profile import machine
-from edge.runtime.profile.curve import store
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.providers.threads import default_threads
 from edge.runtime.skip.engine import SegmentedEngine

@@ -13,8 +13,8 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edge.children import run
+from edge.runtime.costs.record import Device, Usage
 from edge.runtime.memory.limit import elsewhere, memory_bytes
-from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
 from edge.runtime.providers.cores import usable_cores
 from edge.runtime.providers.kernels import find_kernels
