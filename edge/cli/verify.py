@@ -48,7 +48,7 @@ def command(args: argparse.Namespace) -> None:
     near-ties: another token in a place where two were equally good within the tolerance that golden.json states.
     """
     from edge.runtime.costs.measured import open_for
-    from edge.runtime.providers.packed import forget_packed
+    from edge.runtime.kernels.packed import forget_packed
 
     opened = open_bundle(args.bundle)
     files = _check_files(opened)

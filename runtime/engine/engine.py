@@ -26,11 +26,11 @@ from edge.runtime.engine.long_rope import long_rope
 from edge.runtime.engine.prefill_engine import PrefillEngine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import PLAIN, Variant
+from edge.runtime.kernels.nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.shares import Shares, closed
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
-from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 
 if TYPE_CHECKING:
     from edge.runtime.costs.curve import CostCurve

@@ -278,7 +278,7 @@ def kv_dtypes(
 def _on_our_kernels(bundle: Bundle, provider: str | Provider) -> bool:
     """Whether kernels of our own attend to a KV cache in int8 here, of which they read a quarter."""
     from edge.runtime.costs.measured import best_provider
-    from edge.runtime.providers.kernel_graph import attends_to_bytes
+    from edge.runtime.kernels.graph import attends_to_bytes
 
     if not attends_to_bytes(bundle):
         return False

@@ -28,10 +28,10 @@ from typing import Any
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP
+from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.footprint import EACH, LEFT, SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.options import shown
-from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
 
 GOAL = 1024  # tokens of context

@@ -27,12 +27,12 @@ from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.load import open_engine
 from edge.runtime.memory.footprint import MemoryModel
 from edge.runtime.memory.plan import make_plan, needed
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import bundle_info
-from edge.runtime.providers.kernel_graph import attends_to_bytes
 
 CONTEXT = 128
 TEXT = np.random.default_rng(5).integers(3, 300, 90)
