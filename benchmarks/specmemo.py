@@ -121,8 +121,8 @@ def settings(bundle: Path, context: int) -> list[Setting]:
     tables. Then the budgets for `context` tokens from which on the planner gives up less, the largest first; of those
     without drafts the largest alone."""
     import edge
+    from edge.runtime.budget import budgets, make_plan
     from edge.runtime.engine.variant import kv_dtypes
-    from edge.runtime.memory.plan import budgets, make_plan
 
     opened = edge.open_bundle(bundle)
     whole = opened.manifest.context

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from edge.errors import InputError
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, Options, matrices, packed_with
-from edge.runtime.memory.plan import parse_size, show_size
 from edge.runtime.memory.process import private_bytes
+from edge.runtime.memory.sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

@@ -38,8 +38,8 @@ class Planned:
 class _Budgeted:
     def __init__(self, model: Path, threads: int, memory: int | None, context: int | None, speculate: str) -> None:
         import edge
+        from edge.runtime.budget import make_plan
         from edge.runtime.memory.footprint import MemoryModel
-        from edge.runtime.memory.plan import make_plan
 
         self._edge, bundle = edge, edge.open_bundle(model)
         self._model: Any = edge.load(model, threads=threads, context=context, speculate=speculate, memory=memory)

@@ -52,7 +52,7 @@ class Engine:
 
     Args:
         bundle: an opened bundle whose files were checked.
-        variant: which of its graphs are opened, and how steps are run; see `edge.runtime.engine.variant.choose`.
+        variant: which of its graphs are opened, and how steps are run; see `edge.runtime.choose.choose`.
         provider: what runs them; default: the best that this machine has.
 
     Raises:
