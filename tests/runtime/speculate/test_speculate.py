@@ -692,7 +692,7 @@ def test_reproducible_logits_are_the_same_up_to_the_last_row_of_the_bundles_cont
 
 
 def test_profiling_drafters_counts_what_was_right_by_position(tiny_bundle: Bundle) -> None:
-    from edge.runtime.speculate.acceptance import measure
+    from edge.runtime.check.acceptance import measure
 
     engine, text = open_engine(tiny_bundle, context=256, threads=2), Text(tiny_bundle)
     plain, lookup = measure(lambda name: Model(tiny_bundle, engine, text, speculate=name), ["lookup"], 60)
