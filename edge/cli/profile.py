@@ -186,18 +186,18 @@ def _for(options: ProfileOptions, share: float) -> ProfileOptions:
 def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Path | None) -> None:
     """Write the reports that were asked for."""
     if trace is not None:
-        from edge.runtime.profile.trace import trace_json
+        from edge.profile.trace import trace_json
 
         write_report(trace, trace_json(profile, story))
     if html is not None:
-        from edge.runtime.profile.html import page
+        from edge.profile.html import page
 
         write_report(html, page(profile))
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:
+    from edge.profile.compare import compare
     from edge.runtime.costs.record import read_profile
-    from edge.runtime.profile.compare import compare
 
     comparison = compare(read_profile(first), read_profile(second))
     if as_json:

@@ -9,8 +9,8 @@ import pytest
 from profile_example import example_profile
 
 from edge.errors import InputError
+from edge.profile.compare import Comparison, Row, compare
 from edge.runtime.costs.record import Stats
-from edge.runtime.profile.compare import Comparison, Row, compare
 
 
 def row(comparison: Comparison, name: str) -> Row:
