@@ -35,7 +35,7 @@ def main() -> int:
     """Record, replay, print, write. Returns the exit status."""
     args = parse(sys.argv[1:])
     import edge
-    from edge.runtime.profile.curve import load
+    from edge.runtime.costs.curve import load
     from edge.runtime.providers.threads import default_threads
 
     args.out.mkdir(parents=True, exist_ok=True)

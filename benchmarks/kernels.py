@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, Layout, find_kernels
-from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.kernels.library import DOMAIN, VARIABLE, Kernels, Layout, find_kernels
+from edge.runtime.onnx_proto import ModelProto
 
 SHAPES = {  # inputs and columns: SmolLM2-135M's, then those of a Llama of 1B
     "qkv": (576, 960),

@@ -24,12 +24,12 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.eval_skip import draw
 from edge.errors import EdgeError
 from edge.runtime.check.perplexity import windows
+from edge.runtime.check.skip_policies import SkipFigures, decode_speeds, measure
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import open_engine
 from edge.runtime.skip import make_policy
 from edge.runtime.skip.base import AllLayers, middle
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.skip.evaluate import SkipFigures, decode_speeds, measure
 from edge.runtime.skip.first import read_routers
 from edge.runtime.skip.units import in_units
 from edge.runtime.text.tokenizer import Text

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from edge.errors import InputError
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, Options, matrices, packed_with
-from edge.runtime.memory.plan import parse_size, show_size
 from edge.runtime.memory.process import private_bytes
+from edge.runtime.memory.sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -275,7 +275,8 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     """What runs in onnxruntime."""
     from edge.export.check import WINDOW
     from edge.runtime.check.perplexity import CHUNK
-    from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.limits import PREFILL_CHUNK
 
     packed = _packed(checkpoint, request.weights, request.options)
     if request.prefill:

@@ -16,10 +16,11 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32
 from edge.runtime.background import Background
+from edge.runtime.choose import choose
+from edge.runtime.costs.measured import best_provider, open_for
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.fits import check_stated
-from edge.runtime.engine.measured import best_provider, open_for
-from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant, choose
+from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant
 from edge.runtime.keywords import with_keywords
 from edge.runtime.options import shown
 from edge.runtime.providers import provider_name

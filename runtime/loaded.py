@@ -41,7 +41,7 @@ class Loaded:
 
             find(self._speculate)
             if is_folder(curves_dir()):
-                import edge.runtime.profile.curve  # noqa: F401
+                import edge.runtime.costs.curve  # noqa: F401
 
     def __enter__(self) -> Self:
         return self

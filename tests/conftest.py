@@ -43,7 +43,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def onnxruntimes_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where edge-lm-kernels is not installed: what export records, and what a lone row differs in."""
     monkeypatch.setattr("edge.runtime.providers.cpu.find_kernels", lambda: None)
-    monkeypatch.setattr("edge.runtime.providers.kernel_graph.find_kernels", lambda: None)
+    monkeypatch.setattr("edge.runtime.kernels.graph.find_kernels", lambda: None)
     monkeypatch.setattr("edge.runtime.memory.footprint.map_weights", lambda: False)
 
 

@@ -157,7 +157,7 @@ class _Subject:
 def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | None) -> _Subject:
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
-    from edge.runtime.engine.measured import open_for
+    from edge.runtime.costs.measured import open_for
     from edge.runtime.engine.variant import LoadKeywords
     from edge.runtime.load import open_engine
     from edge.runtime.text.tokenizer import Text

@@ -13,8 +13,8 @@ from edge.cli.tables import console, print_json, table
 from edge.errors import InputError, MissingExtraError
 from edge.extras import install
 from edge.runtime.check.perplexity import check_decoder, check_window, windows
-from edge.runtime.engine.measured import open_for
-from edge.runtime.skip.evaluate import SkipFigures, measure
+from edge.runtime.check.skip_policies import SkipFigures, measure
+from edge.runtime.costs.measured import open_for
 from edge.runtime.text.tokenizer import Text
 
 PLOTS = (".png", ".svg", ".pdf")

@@ -106,7 +106,7 @@ def command(args: argparse.Namespace) -> None:
                 countdown.left = left
                 say(sentence)
 
-            from edge.runtime.memory.plan import parse_size
+            from edge.runtime.memory.sizes import parse_size
 
             bundle = export(
                 args.source,

@@ -140,7 +140,7 @@ def _show_placement(bundle: Bundle, args: argparse.Namespace) -> None:
     """Open and run the graphs on a provider, and show what of them runs where."""
     from edge.cli.profile_tables import show_placement
     from edge.cli.providers import described
-    from edge.runtime.engine.measured import open_for
+    from edge.runtime.costs.measured import open_for
     from edge.runtime.engine.variant import Variant
     from edge.runtime.load import make_engine
     from edge.runtime.profile.ops import measure

@@ -16,8 +16,8 @@ from edge.manifest import KV8
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
+    from edge.runtime.costs.curve import CostCurve
     from edge.runtime.memory.plan import Plan
-    from edge.runtime.profile.curve import CostCurve
 
 NAME = "plan"
 HELP = "Show the memory that a bundle takes, and what fits into a budget."
@@ -40,11 +40,11 @@ def add_arguments(parser: Parser) -> None:
 
 def command(args: argparse.Namespace) -> None:
     """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
-    from edge.runtime.engine.measured import best_provider
+    from edge.runtime.budget import budgets, make_exact_plan, make_plan
+    from edge.runtime.costs.curve import load_both
+    from edge.runtime.costs.measured import best_provider
     from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
     from edge.runtime.load import as_asked
-    from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
-    from edge.runtime.profile.curve import load_both
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
@@ -138,7 +138,8 @@ def _drafts(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter:
 def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, drafts: dict[str, Any] | None) -> None:
     from rich.bar import Bar
 
-    from edge.runtime.memory.plan import RESERVE, needed, show_size
+    from edge.runtime.memory.plan import RESERVE, needed
+    from edge.runtime.memory.sizes import show_size
 
     out, footprint = console(), plan.footprint
     rows = table(f"{manifest.name}, private memory in MB", "Kind", "Loading", "Running", "At the peak", text=1)
@@ -161,7 +162,8 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
 def _show_longest(plan: Plan) -> None:
     """What a text of an encoder-decoder takes that is as long as a run without a budget allows: attention between all
     of its tokens grows with their square."""
-    from edge.runtime.memory.plan import needed, show_size
+    from edge.runtime.memory.plan import needed
+    from edge.runtime.memory.sizes import show_size
 
     what = f"{show_size(needed(plan.footprint))} for one of {plan.demand.source:,} tokens; see --context"
     console().print(labelled(f"{'Longer texts':14} ", what))

@@ -18,9 +18,9 @@ from edge.runtime.providers import AUTO, BEST, open_provider
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edge.runtime.costs.record import Profile
     from edge.runtime.profile.ops import Step
     from edge.runtime.profile.profile import ProfileOptions
-    from edge.runtime.profile.record import Profile
 
 NAME = "profile"
 HELP = "Measure what a bundle costs on this device; compare two profiles."
@@ -117,7 +117,7 @@ def command(args: argparse.Namespace) -> None:
 
 def _read(path: Path, with_ops: bool) -> Profile:
     """A profile that was measured before, here or elsewhere."""
-    from edge.runtime.profile.record import read_profile
+    from edge.runtime.costs.record import read_profile
 
     found = read_profile(path)
     if with_ops and not found.ops:
@@ -137,7 +137,7 @@ def _measure(
     """The profile of a bundle, and with its operators a run of them to be told as a trace. skips: policies."""
     from edge.bundle import open_bundle
     from edge.cli.profile_skipped import checked, telling
-    from edge.runtime.profile.curve import store
+    from edge.runtime.costs.curve import store
     from edge.runtime.profile.profile import profile, settled
     from edge.runtime.profile.skipped import measure
 
@@ -186,18 +186,18 @@ def _for(options: ProfileOptions, share: float) -> ProfileOptions:
 def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Path | None) -> None:
     """Write the reports that were asked for."""
     if trace is not None:
-        from edge.runtime.profile.trace import trace_json
+        from edge.profile.trace import trace_json
 
         write_report(trace, trace_json(profile, story))
     if html is not None:
-        from edge.runtime.profile.html import page
+        from edge.profile.html import page
 
         write_report(html, page(profile))
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:
-    from edge.runtime.profile.compare import compare
-    from edge.runtime.profile.record import read_profile
+    from edge.profile.compare import compare
+    from edge.runtime.costs.record import read_profile
 
     comparison = compare(read_profile(first), read_profile(second))
     if as_json:

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from edge.cli.profile_tables import ms
 from edge.cli.tables import console, labelled, table
-from edge.runtime.profile.record import Peaks, Profile
-from edge.runtime.profile.roofline import Part, StepTime, step_times
+from edge.profile.roofline import Part, StepTime, step_times
+from edge.runtime.costs.record import Peaks, Profile
 
 PARTS = 14  # shown of each step; the others are summed up
 

@@ -12,9 +12,9 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
+from edge.runtime.costs.record import Skipped
 from edge.runtime.engine.variant import OFF
 from edge.runtime.profile.profile import ProfileOptions, settled
-from edge.runtime.profile.record import Skipped
 from edge.runtime.profile.skipped import check, measure
 from edge.runtime.skip.loss import shown
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from edge.cli.tables import console, labelled, table
-from edge.runtime.profile.compare import Comparison, Row
-from edge.runtime.profile.record import CurvePoint, Placement, Profile, Stats
+from edge.profile.compare import Comparison, Row
+from edge.runtime.costs.record import CurvePoint, Placement, Profile, Stats
 
 INPUTS = {"prompt": "Prompt tokens", "source": "Source tokens", "audio": "Rows of sound"}
 STEP = "step of "  # how the curve's rows of a comparison begin

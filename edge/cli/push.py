@@ -75,7 +75,7 @@ def _measure(phone: Phone, bundle: Bundle, target: Path) -> None:
     from edge.cli.export import stages
     from edge.cli.push_app import measure, name_of
     from edge.cli.reports import write_report
-    from edge.runtime.profile.record import parse
+    from edge.runtime.costs.record import parse
 
     with stages() as (progress, say):
         say("Measuring, for a minute or more: leave the phone alone, unlocked and with its screen on.")

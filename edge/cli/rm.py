@@ -76,7 +76,7 @@ class _Found:
         from edge.cli.run.here import size_of
         from edge.cli.run.made import remove
         from edge.cli.run.recorded import forget
-        from edge.runtime.providers.packed import forget_packed
+        from edge.runtime.kernels.packed import forget_packed
 
         total = 0
         for bundle in self.bundles:

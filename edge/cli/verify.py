@@ -47,8 +47,8 @@ def command(args: argparse.Namespace) -> None:
     Exit status 0 says that every file is as it was exported and that the model answers as it did then, up to
     near-ties: another token in a place where two were equally good within the tolerance that golden.json states.
     """
-    from edge.runtime.engine.measured import open_for
-    from edge.runtime.providers.packed import forget_packed
+    from edge.runtime.costs.measured import open_for
+    from edge.runtime.kernels.packed import forget_packed
 
     opened = open_bundle(args.bundle)
     files = _check_files(opened)

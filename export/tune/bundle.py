@@ -23,8 +23,8 @@ from edge.export.tune.folder import working
 from edge.export.tune.generate import exported
 from edge.export.tune.result import ABOUT
 from edge.runtime.check.perplexity import EngineLogits, compare
+from edge.runtime.check.skip_policies import SkipFigures, measure
 from edge.runtime.load import open_engine
-from edge.runtime.skip.evaluate import SkipFigures, measure
 
 HELD = 16  # sequences that figures are taken on
 GIVEN = 4  # one in GIVEN of a sequence's tokens is its prompt

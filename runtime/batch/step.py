@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.engine.failures import FAILURES, failed
+from edge.runtime.kernels.units import LIMITS, ROUTE, of_all
 from edge.runtime.providers.base import Buffer
-from edge.runtime.providers.kernel_units import LIMITS, ROUTE, of_all
 from edge.runtime.skip.base import NO_LIMIT, Route
 from edge.runtime.skip.cache import SegmentedCache
 

@@ -25,12 +25,11 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine, Likeliest
 from edge.runtime.engine.failures import check_finite
-from edge.runtime.engine.variant import MOST_BEAMS
 from edge.runtime.largest import largest
+from edge.runtime.limits import MOST_BEAMS, PREFILL_CHUNK
 from edge.runtime.options import Options, integer, number, one_of, option
 
 EarlyStopping = Literal["never"] | bool
-PREFILL_CHUNK = 128  # tokens of the prompt run in one step
 Found = tuple[float, int, int]
 """The score of a text that goes on, which text that is, and its next token."""
 LOWEST = float(np.finfo(np.float32).min)

@@ -17,11 +17,12 @@ from edge.runtime.engine.binding import LAST_ROW
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.candidates import COUNT, Candidates
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.engine import CANDIDATES, DEFAULT_CONTEXT, Engine
+from edge.runtime.engine.engine import CANDIDATES, Engine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
+from edge.runtime.kernels.graph_check import read_graph
+from edge.runtime.limits import DEFAULT_CONTEXT
 from edge.runtime.providers.base import Buffer, Provider, Session
-from edge.runtime.providers.graph_check import read_graph
 from edge.targets import DeviceTarget, read_device_target
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import KV8
+from edge.runtime.costs.measured import costs
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache, Seat, check_memory
 from edge.runtime.engine.candidates import Candidates
@@ -22,20 +23,18 @@ from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.long_rope import long_rope
-from edge.runtime.engine.measured import costs
 from edge.runtime.engine.prefill_engine import PrefillEngine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import PLAIN, Variant
+from edge.runtime.kernels.nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
+from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.shares import Shares, closed
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
-from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 
 if TYPE_CHECKING:
-    from edge.runtime.profile.curve import CostCurve
+    from edge.runtime.costs.curve import CostCurve
 
-DEFAULT_CONTEXT = 4096
-PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
 Wanted = str | int  # how many of the likeliest tokens
 
@@ -53,7 +52,7 @@ class Engine:
 
     Args:
         bundle: an opened bundle whose files were checked.
-        variant: which of its graphs are opened, and how steps are run; see `edge.runtime.engine.variant.choose`.
+        variant: which of its graphs are opened, and how steps are run; see `edge.runtime.choose.choose`.
         provider: what runs them; default: the best that this machine has.
 
     Raises:
@@ -159,7 +158,7 @@ class Engine:
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """What a step costs on this device: see `edge.runtime.engine.measured.costs`."""
+        """What a step costs on this device: see `edge.runtime.costs.measured.costs`."""
         return costs(self.bundle, self.provider.name, self.threads, self.kv.dtype)
 
     @property

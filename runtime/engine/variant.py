@@ -1,17 +1,13 @@
-"""Which of a bundle's graphs an engine opens, and everything that this choice hangs on.
-
-What goes with what is a table in docs/reference/variants.md; each refusal and each trade-off of it stands here, so that
-an engine asks no further questions.
-"""
+"""How a bundle is loaded: options, and the variant that an engine opens, which `edge.runtime.choose` makes of them."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
-from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
+from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES
+from edge.runtime.limits import MOST_BEAMS
 from edge.runtime.memory.shares import WAIT, WHEN_FULL
 from edge.runtime.options import (
     LARGEST,
@@ -26,7 +22,7 @@ from edge.runtime.options import (
     text,
     unless_none,
 )
-from edge.runtime.providers import BEST, check_provider, provider_name
+from edge.runtime.providers import BEST, provider_name
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -37,11 +33,8 @@ if TYPE_CHECKING:
 AUTO, OFF = "auto", "off"
 DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
-MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
 CONTEXT = integer("context", "a whole number of tokens", least=-LARGEST)  # an engine knows its range
 BYTES = number("memory", "an amount of bytes, or a text like 300MB", least=1, most=2**63)
-
-_log = logging.getLogger(__name__)
 
 
 def amount(value: Any) -> int | str:
@@ -163,86 +156,6 @@ class Variant:
 PLAIN = Variant()
 
 
-def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant:
-    """The variant of a bundle for these options, the best that their memory has room for.
-
-    present: bytes that this process holds already, which count where memory is limited.
-
-    Raises:
-        InputError: an option out of its range or unknown, options that do not go together, or that the bundle cannot
-            have; or too little memory.
-        BundleError: a file that an option names cannot be read.
-    """
-    from edge.runtime.speculate.base import branches, check_argument
-
-    manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
-    check_provider(options.provider)
-    if options.prefill_chunk is not None and not decoder:
-        raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
-    if options.when_full != WAIT and options.memory is None:
-        raise InputError(f"when_full={options.when_full!r} is for a memory limit; give memory too, or leave it out.")
-    speculate = check_argument(options.speculate, bundle)
-    if not decoder and speculate != OFF and (options.beams or 1) > 1:
-        raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
-    policy = segments_policy(bundle, options.skip, speculate)
-    if (target := _target(bundle, options, policy)) is not None:
-        limit = options.memory
-        if isinstance(limit, str):
-            from edge.runtime.memory.plan import parse_size
-
-            limit = parse_size(limit)
-        return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
-    exact = (decoder or speculate != OFF) if options.exact is None else options.exact
-    whole = runs_whole(bundle, policy)
-    trees = policy is None and not exact and branches(speculate, bundle)
-    kv = kv_dtypes(bundle, options.kv, whole=whole, trees=trees, provider=options.provider)
-    plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
-    if plan is not None:
-        kv = [plan.demand.kv]
-        if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
-            speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
-    role = SKIP if not whole else DECODER if kv[0] == FLOAT32 else KV8
-    if trees and kv[0] == FLOAT32:
-        role = TREE
-    prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
-    refuse = options.when_full != WAIT
-    return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)
-
-
-def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> str | None:
-    """The bundle's graphs for the device of the provider that is named; None where it has none.
-
-    Raises:
-        InputError: an option that graphs of fixed sizes cannot have.
-    """
-    from edge.targets import CUDA, path_of, target_for
-
-    provider = provider_name(options.provider)
-    target = target_for(bundle, provider)
-    if target is None:
-        if provider == CUDA:
-            raise InputError(
-                f"{bundle.manifest.name} has no graphs for CUDA ({path_of(CUDA)}); export it with --target cuda, or "
-                "choose the provider cpu."
-            )
-        return None
-    unfit = {
-        "--exact": options.exact,
-        f"--skip {options.skip}": options.skip != OFF,
-        f"--speculate {options.speculate}": policy is not None and options.skip == OFF,
-        f"--kv {options.kv}": options.kv != AUTO,
-        "--memory": options.memory is not None and target != CUDA,
-        f"when_full={options.when_full!r}": options.when_full != WAIT,
-    }
-    for given, asked in unfit.items():
-        if asked:
-            raise InputError(
-                f"{given} does not apply to the graphs of {bundle.manifest.name} for {target}; leave it out, or choose"
-                " the provider cpu."
-            )
-    return target
-
-
 def runs_whole(bundle: Bundle, policy: SkipPolicy | None) -> bool:
     """Whether the decoder runs as one graph of all layers, whatever is left out of it."""
     return policy is None or bundle.routed
@@ -277,66 +190,9 @@ def kv_dtypes(
 
 def _on_our_kernels(bundle: Bundle, provider: str | Provider) -> bool:
     """Whether kernels of our own attend to a KV cache in int8 here, of which they read a quarter."""
-    from edge.runtime.engine.measured import best_provider
-    from edge.runtime.providers.kernel_graph import attends_to_bytes
+    from edge.runtime.costs.measured import best_provider
+    from edge.runtime.kernels.graph import attends_to_bytes
 
     if not attends_to_bytes(bundle):
         return False
     return (best_provider(bundle) if provider == AUTO else provider_name(provider)) == BEST
-
-
-def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
-    """How segments run, where the engine is one over segments; None where the whole graph runs.
-
-    Raises:
-        InputError: there is no such policy or drafter, the bundle cannot have it, or not both together.
-    """
-    from edge.runtime.skip import make_policy
-    from edge.runtime.speculate.base import parts_of_model
-
-    skipping, drafting = make_policy(skip, bundle), parts_of_model(speculate, bundle)
-    if skipping is not None and drafting is not None:
-        raise InputError(
-            f"The drafter {speculate} skips layers that the whole model checks, which --skip {skip} does not run; "
-            "choose one of the two."
-        )
-    return skipping or drafting
-
-
-def _plan(
-    bundle: Bundle, options: LoadOptions, present: int, exact: bool, speculate: str, kv: list[str], whole: bool
-) -> Plan:
-    from edge.runtime.memory.plan import make_exact_plan, make_plan
-
-    make = make_exact_plan if exact and bundle.manifest.encoder is None else make_plan
-    return make(
-        bundle,
-        options.memory,
-        context=options.context,
-        chunk=options.prefill_chunk,
-        branches=options.beams,
-        present=present,
-        prefill=whole,  # segments have no int8 prefill graph
-        kv=kv,
-        speculate=speculate,
-    )
-
-
-def _prefill(bundle: Bundle, plan: Plan | None) -> bool:
-    """Whether the bundle has an int8 prefill graph that can be used; why not is logged."""
-    form, name = bundle.manifest.prefill, bundle.manifest.name
-    if form is None:
-        return False
-    if not form.known:
-        _log.warning(
-            f"The int8 prefill graph of {name} is {form.weights} of version {form.version}, and this edge reads int8 "
-            f"of version {PREFILL_VERSION}: prompts run without it, more slowly; upgrade edge, or export it again."
-        )
-        return False
-    if plan is not None and not plan.demand.prefill:
-        _log.warning(
-            f"The memory limit has no room for the int8 prefill graph of {name}: prompts are read without it, more "
-            "slowly."
-        )
-        return False
-    return True

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
+from edge.runtime.kernels.graph import attends_to_bytes
+from edge.runtime.kernels.library import map_weights
+from edge.runtime.kernels.rows import UNIT
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import instructions
-from edge.runtime.providers.kernel_graph import attends_to_bytes
-from edge.runtime.providers.kernel_rows import UNIT
-from edge.runtime.providers.kernels import map_weights
 
 MIB = 2**20
 FLOAT = 4  # bytes

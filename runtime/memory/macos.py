@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-from edge.runtime.memory.process import Held
+from edge.runtime.memory.held import Held
 
 TASK_VM_INFO = 22
 WORD = 4  # bytes that the structure's size is counted in

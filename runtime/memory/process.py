@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+
+from edge.runtime.memory.held import Held
 
 MIB = 2**20
 MB = 10**6  # bytes: the unit of memory in what people and scripts read
@@ -15,15 +16,6 @@ STATUS = "/proc/self/status"
 LONGEST = 2**14  # bytes of that file, which has 1,500
 
 _peak = 0  # the maximum that `held` has found of private bytes
-
-
-class Held(NamedTuple):
-    """Bytes of a process, now and at its peak so far: private, and resident (RSS)."""
-
-    private: int
-    peak_private: int
-    rss: int
-    peak_rss: int
 
 
 def held() -> Held | None:

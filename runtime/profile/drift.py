@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge.runtime.profile.machine import Energy
+from edge.runtime.costs.machine import Energy
+from edge.runtime.costs.record import Noise, Rate, Sustained, Usage
 from edge.runtime.profile.measure import Clock
-from edge.runtime.profile.record import Noise, Rate, Sustained, Usage
 from edge.runtime.profile.subject import Subject
 
 STEPS = 5  # of one measurement of drift

@@ -17,8 +17,8 @@ from edge.children import Child, ChildEnded
 from edge.runtime.memory.process import held, private_bytes, repeated
 
 if TYPE_CHECKING:
+    from edge.runtime.costs.record import Memory
     from edge.runtime.model import Model
-    from edge.runtime.profile.record import Memory
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
@@ -50,7 +50,7 @@ def load_ms(settings: Settings) -> float:
 
 def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
     """Memory of a fresh process that loads the bundle, takes an input of `prompt` tokens and generates `tokens`."""
-    from edge.runtime.profile.record import Memory
+    from edge.runtime.costs.record import Memory
     from edge.typed_json import typed
 
     return typed(_child(_memory, settings, prompt, tokens), Memory, "the measurement of memory")

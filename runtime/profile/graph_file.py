@@ -10,8 +10,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from edge.errors import BundleError
-from edge.runtime.providers.graph_wires import numbers
-from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.kernels.wires import numbers
+from edge.runtime.onnx_proto import ModelProto
 
 # Bits of one value by TensorProto.DataType.
 BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16, 21: 4, 22: 4}

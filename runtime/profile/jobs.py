@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from edge.runtime.profile.machine import Energy
+from edge.runtime.costs.machine import Energy
+from edge.runtime.costs.record import CurvePoint, Decode, Ttft, Usage
 from edge.runtime.profile.measure import Series
-from edge.runtime.profile.record import CurvePoint, Decode, Ttft, Usage
 from edge.runtime.profile.subject import Subject
 
 SURE_TOKENS = 100  # minimum of times per output token, for their p99

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge.runtime.profile.record import Stats
+from edge.runtime.costs.record import Stats
 
 Clock = Callable[[], float]  # seconds
 

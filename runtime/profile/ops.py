@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import LONGER, Manifest
-from edge.runtime.engine.engine import PREFILL_CHUNK
-from edge.runtime.profile import costs, graph_runs
+from edge.runtime.costs.record import Op, Placement
+from edge.runtime.limits import PREFILL_CHUNK
+from edge.runtime.profile import graph_runs, node_costs
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event, Run
 from edge.runtime.profile.placement import placement_of, with_times
-from edge.runtime.profile.record import Op, Placement
 from edge.runtime.profile.subject import source_tokens
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider, Session
@@ -245,8 +245,8 @@ def _ops(manifest: Manifest, nodes: dict[str, Node], job: _Job, runs: Sequence[R
     windows = {str(i): kv.window for i, kv in enumerate(manifest.kv.layers)}
     ops = []
     for event, layer, us in zip(events, layers(events), corrected.tolist(), strict=True):
-        shapes, node = (costs.shapes(event.inputs), costs.shapes(event.outputs)), nodes.get(event.node)
-        cost = costs.cost(event.op_type, *shapes, node, rows=job.context or 0, window=windows.get(layer))
+        shapes, node = (node_costs.shapes(event.inputs), node_costs.shapes(event.outputs)), nodes.get(event.node)
+        cost = node_costs.cost(event.op_type, *shapes, node, rows=job.context or 0, window=windows.get(layer))
         names, count = (layer, event.op_type, event.node), len(times[event.node])
         taken = round(us, 3), cost.bytes, cost.flops
         ops.append(Op(job.graph, job.size, *names, count, *taken, job.context, cost.arithmetic, event.provider))

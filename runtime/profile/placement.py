@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge.runtime.costs.record import Op, Placement
 from edge.runtime.profile.graph_file import read_graph
-from edge.runtime.profile.record import Op, Placement
 from edge.runtime.providers.base import Provider, Session
 
 if TYPE_CHECKING:

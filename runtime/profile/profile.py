@@ -16,17 +16,9 @@ from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP, Manifest
-from edge.runtime.engine.engine import PREFILL_CHUNK
-from edge.runtime.engine.measured import best_provider
-from edge.runtime.engine.variant import kv_dtypes
-from edge.runtime.load import open_engine
-from edge.runtime.memory.footprint import Demand, MemoryModel
-from edge.runtime.profile import fresh, machine, ops
-from edge.runtime.profile.drift import DriftMeter, sustain
-from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
-from edge.runtime.profile.measure import Group, Job, Series, take_turns
-from edge.runtime.profile.placement import of_engine
-from edge.runtime.profile.record import (
+from edge.runtime.costs import machine
+from edge.runtime.costs.measured import best_provider
+from edge.runtime.costs.record import (
     FORMAT,
     FORMAT_VERSION,
     BundleInfo,
@@ -39,6 +31,15 @@ from edge.runtime.profile.record import (
     Ttft,
     Usage,
 )
+from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.limits import PREFILL_CHUNK
+from edge.runtime.load import open_engine
+from edge.runtime.memory.footprint import Demand, MemoryModel
+from edge.runtime.profile import fresh, ops
+from edge.runtime.profile.drift import DriftMeter, sustain
+from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
+from edge.runtime.profile.measure import Group, Job, Series, take_turns
+from edge.runtime.profile.placement import of_engine
 from edge.runtime.profile.subject import Subject, input_kind, source_tokens
 from edge.runtime.providers import AUTO, BEST, check_provider, find_support, open_provider
 from edge.runtime.providers.base import SIMULATES

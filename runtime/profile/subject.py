@@ -18,7 +18,8 @@ from edge.runtime.decode.answer import never
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.engine.engine import Engine
+from edge.runtime.limits import PREFILL_CHUNK
 
 WRITTEN = 512  # rows that are really run, where the capacity allows; the others are copies of them
 SOURCE = 64  # tokens of a text encoder's input: two or three sentences

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edge.runtime.providers.base import Provider, ProviderModule, Support
 
 AUTO = "auto"
-BEST = "cpu"  # what auto stands for where nothing else was measured: see `edge.runtime.engine.measured`
+BEST = "cpu"  # what auto stands for where nothing else was measured: see `edge.runtime.costs.measured`
 PROVIDERS = Registry(__name__, "provider")
 
 

@@ -23,8 +23,8 @@ from numpy.typing import DTypeLike, NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, on_one_line
 from edge.manifest import Manifest
+from edge.runtime.kernels.units import Units
 from edge.runtime.mapped_file import MappedFile, check, mapped_file, reading
-from edge.runtime.providers.kernel_units import Units
 
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
@@ -291,7 +291,7 @@ def _without_links(model: Path | bytes, options: ort.SessionOptions) -> Path | b
     folder = _entry(options, LINKED)
     if folder is None:
         return model
-    from edge.runtime.providers.onnx_proto import ModelProto
+    from edge.runtime.onnx_proto import ModelProto
 
     parsed = ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
     _lead(parsed.graph, Path(folder))

@@ -17,6 +17,10 @@ from numpy.typing import DTypeLike, NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import Manifest
+from edge.runtime.kernels.graph import KernelGraph, kernel_graph
+from edge.runtime.kernels.graph_check import read_graph
+from edge.runtime.kernels.library import Kernels, find_kernels, without_kernels
+from edge.runtime.kernels.units import Units
 from edge.runtime.largest import largest_of_each
 from edge.runtime.mapped_file import check, mapped_file, unchanged
 from edge.runtime.providers.base import (
@@ -29,12 +33,8 @@ from edge.runtime.providers.base import (
     nodes_by_provider,
     open_session,
 )
-from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
-from edge.runtime.providers.kernel_graph import KernelGraph, kernel_graph
-from edge.runtime.providers.kernel_units import Units
-from edge.runtime.providers.kernels import Kernels, find_kernels, without_kernels
 from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"

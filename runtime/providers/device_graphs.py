@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.runtime.providers.onnx_proto import model_of
+from edge.runtime.onnx_proto import model_of
 
 FLOAT, INT64 = 1, 7  # TensorProto.DataType
 INT = 2  # AttributeProto.AttributeType

@@ -48,7 +48,7 @@ class SkipPolicy:
         return MANY
 
     def limits(self, cache: SegmentedCache) -> NDArray[np.float32] | None:
-        """By what the next tokens leave out units of their route, [U]: see `edge.runtime.providers.kernel_units`. None:
+        """By what the next tokens leave out units of their route, [U]: see `edge.runtime.kernels.units`. None:
         by nothing. Only asked of policies that are `limited`."""
         return None
 

@@ -16,8 +16,8 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
+from edge.runtime.kernels.units import Units, of_all
 from edge.runtime.providers.base import Buffer, Provider, Session
-from edge.runtime.providers.kernel_units import Units, of_all
 from edge.runtime.skip.base import Route, SkipPolicy, all_units, check_route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.step import SegmentsBinding, SegmentStep

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from edge.runtime.engine.binding import CacheBinding, StepBuffers
 from edge.runtime.engine.tree import Tree
+from edge.runtime.kernels.units import LIMITS, RAN, ROUTE, of_all
 from edge.runtime.providers.base import Buffer, Session
-from edge.runtime.providers.kernel_units import LIMITS, RAN, ROUTE, of_all
 from edge.runtime.skip.base import NO_LIMIT, Route
 from edge.runtime.skip.cache import SegmentedCache
 
@@ -103,7 +103,7 @@ class SegmentsBinding(CacheBinding):
                 bias.array[0, 0, :size, : cache.held[unit]] = tree.bias[:, cache.ran[unit, : cache.length]]
 
     def limit(self, limits: NDArray[np.float32] | None) -> None:
-        """What the next step's units are left out by, [U] (see `edge.runtime.providers.kernel_units`); None: by
+        """What the next step's units are left out by, [U] (see `edge.runtime.kernels.units`); None: by
         nothing."""
         self._limits[:, 0] = NO_LIMIT if limits is None else limits
 

@@ -35,8 +35,8 @@ def in_units(bundle: Bundle, provider: str | Provider = BEST, *, halves: bool = 
     The units are the bundle's own segments, where it has some. halves: those of feed-forward blocks, in any case; a
     bundle without segments is in units of a layer each otherwise.
     """
-    from edge.runtime.providers.kernel_graph import runs_in_units
-    from edge.runtime.providers.kernel_units import Units
+    from edge.runtime.kernels.graph import runs_in_units
+    from edge.runtime.kernels.units import Units
 
     ours = provider_name(provider) == BEST and (isinstance(provider, str) or getattr(provider, "own_kernels", False))
     if bundle.routed or not ours:

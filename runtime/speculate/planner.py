@@ -18,7 +18,7 @@ from edge.runtime.speculate import lookup
 from edge.runtime.speculate.base import Budget
 
 if TYPE_CHECKING:
-    from edge.runtime.profile.curve import CostCurve
+    from edge.runtime.costs.curve import CostCurve
 
 GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
 # The same with kernels of our own, by the instructions that they use: what steps of 2 to 8 tokens were found to cost.

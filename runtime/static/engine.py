@@ -16,16 +16,17 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.engine import DEFAULT_CONTEXT, LOGITS, Engine, Wanted
+from edge.runtime.engine.engine import LOGITS, Engine, Wanted
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_given, check_shapes
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
+from edge.runtime.kernels.graph_check import read_graph
+from edge.runtime.limits import DEFAULT_CONTEXT
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
 from edge.runtime.providers.base import NPU, RUNS, Provider, Session
-from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.static.cache import StaticCache
 from edge.runtime.static.chain import Chain
 from edge.runtime.static.encoder import StaticEncoder, read_table

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.runtime.profile.compare import compare
-from edge.runtime.profile.record import read_profile
+from edge.profile.compare import compare
+from edge.runtime.costs.record import read_profile
 
 PROJECT = Path(__file__).parents[2] / "android_demo"
 APP = PROJECT / "app"

@@ -7,7 +7,7 @@ import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from edge.runtime.profile.record import read_profile
+from edge.runtime.costs.record import read_profile
 
 PROJECT = Path(__file__).parents[2] / "android_demo"
 MINUTES = 15  # with all that Maven fetches

@@ -16,7 +16,7 @@ from texts import SENTENCES
 
 import edge
 from edge.bundle import Bundle, BundleWriter
-from edge.runtime.skip.evaluate import SkipFigures
+from edge.runtime.check.skip_policies import SkipFigures
 
 FOLDER = BENCHMARKS
 import skip_answers  # noqa: E402

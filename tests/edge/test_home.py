@@ -22,7 +22,7 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.home import KEPT, cache_dir, drop_oldest, open_own, read_own_json, replace_text
 from edge.lock import locked
-from edge.runtime.profile import curve, machine
+from edge.runtime.costs import curve, machine
 from edge.runtime.profile.profile import bundle_info
 
 DAY = 86_400

@@ -36,7 +36,7 @@ from edge.export.quantize import quantize
 from edge.export.quantize.base import Options
 from edge.manifest import Tokens
 from edge.runtime.memory import process
-from edge.runtime.memory.plan import parse_size
+from edge.runtime.memory.sizes import parse_size
 
 GB = 10**9
 NORMAL = Options(effort="normal")

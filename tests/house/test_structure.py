@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,13 @@ def pyproject() -> dict[str, object]:
 
 
 # What the runtime must not import; `make lint` checks that, and who else may import whom.
-HEAVY = set(pyproject()["tool"]["importlinter"]["contracts"][0]["forbidden_modules"]) - {"edge.cli"}  # type: ignore[index]
+OURS = {"edge.cli", "edge.profile"}
+HEAVY = set(pyproject()["tool"]["importlinter"]["contracts"][0]["forbidden_modules"]) - OURS  # type: ignore[index]
 
 
-def imports(file: Path, *, at_import_time: bool) -> Iterator[str]:
-    """The absolute names of the modules that a file imports; all of them, or those that importing it imports."""
+def imports(file: Path, *, at_import_time: bool, for_types: bool = True) -> Iterator[str]:
+    """The absolute names of the modules that a file imports; all of them, those that importing it imports, or those
+    that it ever imports, without those for type checkers."""
     waiting: list[ast.AST] = [ast.parse(file.read_text())]
     while waiting:
         node = waiting.pop()
@@ -56,7 +59,8 @@ def imports(file: Path, *, at_import_time: bool) -> Iterator[str]:
             yield from (f"{node.module}.{name.name}" for name in node.names)
         if at_import_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if at_import_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        runs = at_import_time or not for_types
+        if runs and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting.extend(node.orelse)
             continue
         waiting.extend(ast.iter_child_nodes(node))
@@ -69,6 +73,28 @@ def test_edge_imports_what_export_needs_only_inside_functions() -> None:
         for name in imports(file, at_import_time=True)
         if any(name == module or name.startswith(f"{module}.") for module in HEAVY)
     ] == []
+
+
+def test_who_may_import_whom_has_no_exceptions() -> None:
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]  # type: ignore[index]
+    assert [each["name"] for each in contracts if "ignore_imports" in each] == []
+    (layers,) = (each for each in contracts if each["type"] == "layers")
+    assert layers["containers"] == ["edge.runtime"] and layers["exhaustive"]
+
+
+def test_no_files_of_the_runtime_import_each_other_in_a_circle() -> None:
+    """Inside functions neither."""
+    files = {}
+    for file in sorted((ROOT / "runtime").rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        files[".".join(["edge", *(part for part in parts if part != "__init__")])] = file
+    graph = {
+        name: [each if each in files else each.rpartition(".")[0] for each in found]
+        for name, file in files.items()
+        if (found := [*imports(file, at_import_time=False, for_types=False)])
+    }
+    assert "edge.runtime.memory.macos" in graph["edge.runtime.memory.process"]  # which imports it inside a function
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
 def loaded_by(code: str, *arguments: str) -> set[str]:

@@ -11,7 +11,7 @@ from unigram_tokenizers import save_tokenizer
 
 import edge
 from edge.bundle import Bundle
-from edge.runtime.providers.kernels import Kernels, find_kernels
+from edge.runtime.kernels.library import Kernels, find_kernels
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_attention import FORMS, Shape, given, run, session_of
 
-from edge.runtime.providers.kernels import VARIABLE, Kernels
+from edge.runtime.kernels.library import VARIABLE, Kernels
 
 SHAPES = {
     "plain": Shape(),

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import BLOCKED, Tree
+from edge.runtime.kernels import graph as kernel_graph
+from edge.runtime.kernels.chains import CHAIN, take_chains
+from edge.runtime.kernels.library import DOMAIN, Kernels
 from edge.runtime.load import open_engine
-from edge.runtime.providers import cpu, kernel_graph
-from edge.runtime.providers.kernel_chains import CHAIN, take_chains
-from edge.runtime.providers.kernels import DOMAIN, Kernels
-from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.onnx_proto import ModelProto
+from edge.runtime.providers import cpu
 
 SOURCE, TARGET = np.arange(3, 20), np.arange(4, 13)
 

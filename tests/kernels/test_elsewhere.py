@@ -14,7 +14,7 @@ from emulators import Emulator, emulators, or_skip
 from places import ROOT
 
 from edge.bundle import Bundle
-from edge.runtime.providers.kernels import VARIABLE, Kernels
+from edge.runtime.kernels.library import VARIABLE, Kernels
 
 SCRIPT = ROOT / "tests" / "kernels" / "test_model.py"  # prints hashes of logits
 X86 = ("avx2.cpp", "avx_vnni.cpp", "avx512_vnni.cpp")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from edge.runtime.providers.kernels import Kernels
+from edge.runtime.kernels.library import Kernels
 
 SCRIPT = ROOT / "kernels" / "fuzz" / "run.py"
 SEED = "51"

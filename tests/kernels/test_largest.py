@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
+from edge.runtime.kernels import graph as kernel_graph
+from edge.runtime.kernels.largest import LARGEST, LOGITS, TOKENS, take_largest
+from edge.runtime.kernels.library import DOMAIN, VARIABLE, Kernels, find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.providers import kernel_graph
+from edge.runtime.onnx_proto import ModelProto
 from edge.runtime.providers.cpu import session_options
-from edge.runtime.providers.kernel_largest import LARGEST, LOGITS, TOKENS, take_largest
-from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, find_kernels
-from edge.runtime.providers.onnx_proto import ModelProto
 from edge.runtime.providers.threads import share_thread_pool
 
 FLOAT, INT64 = 1, 7  # TensorProto.DataType

@@ -16,11 +16,11 @@ import edge
 from edge.bundle import Bundle
 from edge.runtime.decode import beam
 from edge.runtime.engine.engine import Likeliest
+from edge.runtime.kernels.library import DOMAIN, VARIABLE, Kernels, find_kernels
+from edge.runtime.kernels.nodes import LIKELIEST, LOGITS
 from edge.runtime.largest import largest_of_each
+from edge.runtime.onnx_proto import ModelProto
 from edge.runtime.providers.cpu import session_options
-from edge.runtime.providers.kernel_nodes import LIKELIEST, LOGITS
-from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, find_kernels
-from edge.runtime.providers.onnx_proto import ModelProto
 from edge.runtime.providers.threads import share_thread_pool
 
 FLOAT, INT64 = 1, 7  # TensorProto.DataType

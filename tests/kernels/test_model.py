@@ -12,8 +12,8 @@ import numpy as np
 
 from edge.bundle import Bundle, open_bundle
 from edge.manifest import KV_DTYPES
+from edge.runtime.kernels.library import VARIABLE, Kernels
 from edge.runtime.load import open_engine
-from edge.runtime.providers.kernels import VARIABLE, Kernels
 
 SIZES = (1, 2, 3, 5, 8, 13, 16, 64, 128, 256)  # of steps
 

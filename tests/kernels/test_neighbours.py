@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from quantized_matrices import matrix_of
 
+from edge.runtime.kernels.library import DOMAIN, VARIABLE, Kernels, Layout
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.cpu import session_options
-from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, Layout
 
 INPUTS, COLUMNS, BLOCK = 208, 96, 32  # the last block is not full
 HALF = COLUMNS // 2  # a gate, or what it lets through

@@ -12,7 +12,7 @@ from kernel_products import Product, bits_of
 from numpy.typing import NDArray
 from quantized_matrices import matrix_of
 
-from edge.runtime.providers.kernels import VARIABLE, Kernels
+from edge.runtime.kernels.library import VARIABLE, Kernels
 
 WRONG = (np.nan, -np.nan, np.inf, -np.inf)
 SIZES = (1e-45, 1e-40, 1.2e-38, 3.6e-37, 3.8e-37, 4.8e-35, 1e-30, 1e18, 1e37)  # of finite numbers

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from quantized_matrices import Matrix, matrix_of
 
+from edge.runtime.kernels.library import Kernels
 from edge.runtime.providers import open_provider
-from edge.runtime.providers.kernels import Kernels
 
 SHAPES = [(576, 64, 32), (576, 96, 64), (1536, 40, 128), (2048, 128, 32), (200, 24, 64), (300, 16, 256)]
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 37)

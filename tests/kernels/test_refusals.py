@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN, Kernels, Layout
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.cpu import session_options
-from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, Layout
 
 THEIRS = "com.microsoft"
 CHANGES = 250  # of each node

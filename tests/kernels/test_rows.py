@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
+from edge.runtime.kernels.library import Kernels
+from edge.runtime.kernels.rows import take_rows
 from edge.runtime.load import open_engine
+from edge.runtime.onnx_proto import ModelProto
 from edge.runtime.providers import cpu
-from edge.runtime.providers.kernel_rows import take_rows
-from edge.runtime.providers.kernels import Kernels
-from edge.runtime.providers.onnx_proto import ModelProto
 
 ROUNDING = ("Abs", "ReduceMax", "Div", "QuantizeLinear", "MatMulIntegerToFloat")
 

@@ -18,8 +18,8 @@ import edge
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, CheckpointError
 from edge.runtime import mapped_file as mapped
+from edge.runtime.kernels.library import OFF, VARIABLE
 from edge.runtime.mapped_file import NONE, SELDOM_NS, check_all, mapped_file, reading, unchanged
-from edge.runtime.providers.kernels import OFF, VARIABLE
 
 CHANGED = "was changed or cut short while it was open"
 CUTS = ("0", "1", "4096", "size // 2", "size - 4096", "size - 1")

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def placement(engine: Engine) -> list[dict[str, Any]]:
     """Which execution provider runs what of the graphs that an engine has opened: the fields of
-    `edge.runtime.profile.record.Placement`. Shares of time among several are those that `edge profile` left here."""
-    from edge.runtime.profile.curve import stored
+    `edge.runtime.costs.record.Placement`. Shares of time among several are those that `edge profile` left here."""
+    from edge.runtime.costs.curve import stored
     from edge.runtime.profile.placement import of_engine
 
     rows = of_engine(engine)

@@ -19,7 +19,7 @@ from profile_example import example_profile
 from edge.bundle import MANIFEST, Bundle
 from edge.cli import push_adb, push_app
 from edge.cli.main import main
-from edge.runtime.profile.record import read_profile
+from edge.runtime.costs.record import read_profile
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a script")
 

@@ -171,7 +171,7 @@ def test_what_a_bundle_says_of_itself_does_not_act(show: Show, command: str, tin
 def test_neither_does_what_a_profile_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from edge.cli.profile_ops import show_ops
     from edge.cli.profile_tables import show, show_comparison
-    from edge.runtime.profile.compare import compare
+    from edge.profile.compare import compare
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -282,7 +282,7 @@ def test_in_a_chat_only_our_own_codes_reach_the_terminal(answers_act: Bundle) ->
 
 
 def test_a_report_of_a_profile_cannot_be_ended_by_a_name() -> None:
-    from edge.runtime.profile.html import page
+    from edge.profile.html import page
 
     profile = example_profile()
     hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"

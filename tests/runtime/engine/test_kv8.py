@@ -20,19 +20,20 @@ from edge.cli import main
 from edge.errors import InputError
 from edge.export import finish
 from edge.manifest import FLOAT32, INT8, KV8, KV8_STEP, KVLayer, KVLayout
+from edge.runtime.budget import make_plan
+from edge.runtime.costs import machine
+from edge.runtime.costs.curve import store
+from edge.runtime.costs.record import CurvePoint
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.load import open_engine
 from edge.runtime.memory.footprint import MemoryModel
-from edge.runtime.memory.plan import make_plan, needed
+from edge.runtime.memory.plan import needed
 from edge.runtime.model import Model
-from edge.runtime.profile import machine
-from edge.runtime.profile.curve import store
 from edge.runtime.profile.profile import bundle_info
-from edge.runtime.profile.record import CurvePoint
-from edge.runtime.providers.kernel_graph import attends_to_bytes
 
 CONTEXT = 128
 TEXT = np.random.default_rng(5).integers(3, 300, 90)

@@ -18,19 +18,20 @@ from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import INT8, LONGER, Graph, PrefillGraph, sealed
+from edge.runtime.budget import make_plan
 from edge.runtime.decode import loop as generate
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine, PrefillEngine
+from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.load import open_engine
 from edge.runtime.memory import footprint as memory_model
 from edge.runtime.memory.footprint import MemoryModel
-from edge.runtime.memory.plan import make_plan, needed
+from edge.runtime.memory.plan import needed
 from edge.runtime.profile import ops
 from edge.runtime.providers.base import Buffer
-from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.speculation import Speculation
 from edge.runtime.speculate.successors import FILE as SUCCESSORS

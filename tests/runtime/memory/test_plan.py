@@ -22,14 +22,16 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, Dims, Generation, KVLayer, KVLayout
 from edge.runtime import load as loading
+from edge.runtime.budget import GOAL, MIN_CONTEXT, make_plan
+from edge.runtime.costs import machine
+from edge.runtime.costs.curve import store
 from edge.runtime.decode.beam import BeamOptions, new_cache
 from edge.runtime.engine.variant import LoadOptions
 from edge.runtime.memory import plan as planning
 from edge.runtime.memory import process as memory
 from edge.runtime.memory.footprint import MIB
-from edge.runtime.memory.plan import GOAL, MIN_CONTEXT, Plan, make_plan, needed, parse_size, show_size
-from edge.runtime.profile import machine
-from edge.runtime.profile.curve import store
+from edge.runtime.memory.plan import Plan, needed
+from edge.runtime.memory.sizes import parse_size, show_size
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.providers.threads import default_threads
 from edge.runtime.skip.engine import SegmentedEngine
@@ -282,7 +284,7 @@ def test_edge_plan_says_what_is_wrong_in_a_sentence(
 def test_edge_run_imports_the_plan_only_for_a_budget(tiny_bundle: Bundle) -> None:
     code = (
         "import sys; from edge.cli.main import main; main(sys.argv[1:]); "
-        "print(any(name in sys.modules for name in ('edge.runtime.memory.plan', 'edge.runtime.memory.footprint')))"
+        "print(any(name in sys.modules for name in ('edge.runtime.budget', 'edge.runtime.memory.footprint')))"
     )
     command = [sys.executable, "-c", code, "run", str(tiny_bundle.root), "Hi", "--max-tokens", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

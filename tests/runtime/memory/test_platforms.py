@@ -22,9 +22,9 @@ from edge.cli import main as cli
 from edge.cli.run.terminal import peak_memory
 from edge.errors import InputError
 from edge.manifest import Manifest
+from edge.runtime.costs import machine
 from edge.runtime.memory import macos
 from edge.runtime.memory import process as memory
-from edge.runtime.profile import machine
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and os.open's flags, say what a process has open")
 

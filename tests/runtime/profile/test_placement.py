@@ -12,15 +12,15 @@ from profile_example import example_profile
 import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
-from edge.runtime.engine import measured
-from edge.runtime.engine.measured import best_provider, open_for
+from edge.runtime.costs import machine, measured
+from edge.runtime.costs.curve import store
+from edge.runtime.costs.measured import best_provider, open_for
+from edge.runtime.costs.record import Op, Placement, parse
 from edge.runtime.load import open_engine
-from edge.runtime.profile import machine, ops
-from edge.runtime.profile.curve import store
+from edge.runtime.profile import ops
 from edge.runtime.profile.graph_file import read_graph
 from edge.runtime.profile.placement import of_engine, placement_of, with_times
 from edge.runtime.profile.profile import bundle_info
-from edge.runtime.profile.record import Op, Placement, parse
 from edge.runtime.providers import cpu
 from edge.runtime.providers.base import NPU, Device, Session, Support
 from edge.runtime.providers.threads import pool_threads

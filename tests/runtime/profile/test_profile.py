@@ -22,17 +22,17 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import BundleError, InputError
 from edge.manifest import KV8_STEP
+from edge.runtime.costs.curve import CostCurve, load
+from edge.runtime.costs.record import Profile, parse
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.load import open_engine
 from edge.runtime.profile import fresh
 from edge.runtime.profile import profile as profiles
-from edge.runtime.profile.curve import CostCurve, load
 from edge.runtime.profile.profile import ProfileOptions, grid, profile
-from edge.runtime.profile.record import Profile, parse
 from edge.runtime.profile.subject import Subject
 from edge.runtime.providers import PROVIDERS
-from edge.runtime.providers.kernel_graph import attends_to_bytes
 
 
 def passed() -> float:

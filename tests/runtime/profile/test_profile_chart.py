@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge.runtime.profile import html
+from edge.profile import html
 
 NODE = shutil.which("node")
 SCRIPTS = Path(html.__file__).parent

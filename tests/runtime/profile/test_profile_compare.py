@@ -9,8 +9,8 @@ import pytest
 from profile_example import example_profile
 
 from edge.errors import InputError
-from edge.runtime.profile.compare import Comparison, Row, compare
-from edge.runtime.profile.record import Stats
+from edge.profile.compare import Comparison, Row, compare
+from edge.runtime.costs.record import Stats
 
 
 def row(comparison: Comparison, name: str) -> Row:

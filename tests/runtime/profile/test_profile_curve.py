@@ -14,11 +14,11 @@ from profile_example import CONTEXTS, SIZES, example_profile, int8_ms, step_ms
 
 from edge.bundle import Bundle
 from edge.manifest import INT8
+from edge.runtime.costs import machine
+from edge.runtime.costs.curve import CostCurve, load, path_for, store
+from edge.runtime.costs.record import CurvePoint
 from edge.runtime.load import open_engine
-from edge.runtime.profile import machine
-from edge.runtime.profile.curve import CostCurve, load, path_for, store
 from edge.runtime.profile.profile import bundle_info
-from edge.runtime.profile.record import CurvePoint
 
 
 def point(size: int, context: int, ms: float) -> CurvePoint:

@@ -17,10 +17,10 @@ from edge.bundle import Bundle
 from edge.cli import profile, profile_drafts
 from edge.cli.arguments import Parser
 from edge.cli.main import main
+from edge.runtime.check.acceptance import _Counter
 from edge.runtime.decode.draft import Draft
 from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model
-from edge.runtime.speculate.acceptance import _Counter
 from edge.runtime.speculate.planner import Planner, StepCosts
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge.runtime.costs.machine import Energy
 from edge.runtime.profile.drift import DriftMeter, slope, sustain
-from edge.runtime.profile.machine import Energy
 
 NO_METER = Energy(Path("none"))
 

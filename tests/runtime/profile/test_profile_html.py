@@ -12,8 +12,8 @@ import pytest
 from browser import Browser
 from profile_example import example_profile
 
-from edge.runtime.profile.html import page
-from edge.runtime.profile.record import Profile
+from edge.profile.html import page
+from edge.runtime.costs.record import Profile
 
 KINDS = ("decoder", "text", "speech")
 PREFILL, PHONE = (1280, 900), (390, 844)

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.runtime.profile.machine import (
-    Energy,
-    Neighbours,
-    cpu_name,
-    describe,
-    drop_from_page_cache,
-    resident_bytes,
-)
+from edge.runtime.costs.machine import Energy, Neighbours, cpu_name, describe, drop_from_page_cache, resident_bytes
 from edge.runtime.providers.cores import usable_cores
 from edge.runtime.providers.threads import default_threads
 

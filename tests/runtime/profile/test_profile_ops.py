@@ -11,12 +11,13 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
-from edge.runtime.profile import costs, ops, peaks
+from edge.runtime.costs.record import Op
+from edge.runtime.kernels.library import find_kernels
+from edge.runtime.profile import node_costs as costs
+from edge.runtime.profile import ops, peaks
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event
 from edge.runtime.profile.ops import Measured, layers, without_profiler
-from edge.runtime.profile.record import Op
-from edge.runtime.providers.kernels import find_kernels
 
 FLOATS = "float"
 

@@ -12,7 +12,7 @@ from places import DOCS
 from profile_example import example_profile
 
 from edge.errors import InputError
-from edge.runtime.profile.record import parse, read_profile
+from edge.runtime.costs.record import parse, read_profile
 
 
 def example(path: str, value: Any) -> str:

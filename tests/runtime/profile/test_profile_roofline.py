@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from profile_example import example_profile
 
-from edge.runtime.profile.record import Op, Peaks
-from edge.runtime.profile.roofline import ARITHMETIC, CACHES, MEMORY, NEITHER, kind_of, limit_of, path_of, step_times
+from edge.profile.roofline import ARITHMETIC, CACHES, MEMORY, NEITHER, kind_of, limit_of, path_of, step_times
+from edge.runtime.costs.record import Op, Peaks
 
 PEAKS = Peaks(10.0, {"float32": 100.0, "int8": 1000.0}, cache_gb_per_s=50.0)
 

@@ -11,8 +11,8 @@ import pytest
 from profile_example import example_profile
 
 from edge.bundle import Bundle
+from edge.profile.trace import trace_json
 from edge.runtime.profile import ops
-from edge.runtime.profile.trace import trace_json
 
 
 def slices(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:

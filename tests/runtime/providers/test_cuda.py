@@ -20,12 +20,13 @@ from numpy.typing import DTypeLike
 from edge.bundle import Bundle
 from edge.errors import DeviceError, InputError
 from edge.export.target import Wanted
+from edge.runtime.choose import choose
 from edge.runtime.decode.sampling import Categorical, SamplingOptions
 from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.device.plan import plan_for
 from edge.runtime.device.seats import Seats
 from edge.runtime.engine.candidates import Candidates
-from edge.runtime.engine.variant import LoadOptions, Variant, choose
+from edge.runtime.engine.variant import LoadOptions, Variant
 from edge.runtime.providers import cuda, open_provider
 from edge.runtime.providers.base import BFLOAT16, Buffer
 from edge.runtime.providers.captures import MOST, NONE, REMEMBERED, SEEN, Captures

@@ -17,12 +17,12 @@ from onnx import helper
 
 from edge.bundle import Bundle
 from edge.errors import BundleError
+from edge.runtime.kernels import graph_check, graph_sizes
+from edge.runtime.kernels.graph import attends_to_bytes, kernel_graph
+from edge.runtime.kernels.graph_check import read_graph
+from edge.runtime.kernels.library import Kernels, find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.providers import graph_check, graph_sizes
-from edge.runtime.providers.graph_check import read_graph
-from edge.runtime.providers.kernel_graph import attends_to_bytes, kernel_graph
-from edge.runtime.providers.kernels import Kernels, find_kernels
-from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.onnx_proto import ModelProto
 
 GRAPH = "graphs/decoder.onnx"
 CASES, CASE_S = 60, 5.0

@@ -14,10 +14,11 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.home import cache_dir
+from edge.runtime.kernels import library as kernels
+from edge.runtime.kernels.library import VARIABLE, Kernels, find_kernels
+from edge.runtime.kernels.packed import PackedWeights
 from edge.runtime.load import open_engine
-from edge.runtime.providers import cpu, kernels
-from edge.runtime.providers.kernels import VARIABLE, Kernels, find_kernels
-from edge.runtime.providers.packed import PackedWeights
+from edge.runtime.providers import cpu
 
 TOKENS = np.array([5, 7, 9])
 

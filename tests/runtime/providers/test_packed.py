@@ -22,10 +22,11 @@ from edge.bundle import Bundle, sha256_of
 from edge.cli.main import main
 from edge.home import cache_dir
 from edge.manifest import File
+from edge.runtime.kernels import library as kernels
+from edge.runtime.kernels import packed
+from edge.runtime.kernels.library import Kernels, find_kernels
+from edge.runtime.kernels.packed import END, KEPT, MARK, PackedWeights, packed_file
 from edge.runtime.load import open_engine
-from edge.runtime.providers import kernels, packed
-from edge.runtime.providers.kernels import Kernels, find_kernels
-from edge.runtime.providers.packed import END, KEPT, MARK, PackedWeights, packed_file
 
 TOKENS = np.array([5, 7, 9])
 

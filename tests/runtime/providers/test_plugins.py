@@ -21,9 +21,9 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.cli.providers import described
 from edge.errors import BundleError, InputError, MissingExtraError
+from edge.runtime.costs import machine
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.engine import Engine
-from edge.runtime.profile import machine
 from edge.runtime.providers import PROVIDERS, find_support, open_provider, plugin
 from edge.runtime.providers.accelerator import Accelerator, DeviceBinding
 from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, SIMULATES, Device, Support

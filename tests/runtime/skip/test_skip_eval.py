@@ -16,9 +16,9 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.extras import install
 from edge.runtime.check.perplexity import windows
+from edge.runtime.check.skip_policies import PolicyLogits, measure
 from edge.runtime.load import open_engine
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.skip.evaluate import PolicyLogits, measure
 from edge.runtime.text.tokenizer import Text
 
 TEXT = " ".join(SENTENCES * 3)

@@ -24,11 +24,11 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.golden import Golden, GoldenCase, TopLogits, read_golden
 from edge.runtime.check.perplexity import EngineLogits, compare
+from edge.runtime.check.skip_policies import PolicyLogits
+from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.skip import loss
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.skip.evaluate import PolicyLogits
 from edge.runtime.skip.loss import TOKENS, WORST, SkipLoss
 
 OF_LAYERS = ["unified:0.34", "skipdecode:2-5"]

@@ -22,10 +22,10 @@ from edge.manifest import INT8, KV8, SKIP, Segment
 from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
+from edge.runtime.kernels.library import find_kernels
+from edge.runtime.kernels.units import Units, take_units
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
-from edge.runtime.providers.kernel_units import Units, take_units
-from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.skip.base import AllLayers, FixedRoute, Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
@@ -464,7 +464,7 @@ def test_kernels_that_cannot_be_used_leave_the_way_with_guards(
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edge.runtime.providers.kernel_graph.packed_weights", full)
+    monkeypatch.setattr("edge.runtime.kernels.graph.packed_weights", full)
     with pytest.raises(edge.BundleError, match="cannot be used here; it runs without --skip"):
         open_engine(quantized[0], skip="unified:0.34", kv="int8")
     engine = open_engine(quantized[1], skip="unified:0.34", kv="int8")
@@ -474,7 +474,7 @@ def test_kernels_that_cannot_be_used_leave_the_way_with_guards(
 
 
 def test_graphs_that_are_not_as_exporters_write_them_are_not_taken(quantized: list[Bundle]) -> None:
-    from edge.runtime.providers.graph_check import parse_graph
+    from edge.runtime.kernels.graph_check import parse_graph
 
     path, units = quantized[0].path("graphs/decoder.onnx"), Units(tuple(spans(LAYERS, 1)))
     pairs = ["attention", "feed_forward"]

@@ -13,8 +13,8 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.runtime.engine.engine import Engine
+from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.providers.kernels import find_kernels
 
 TURNS = 60
 

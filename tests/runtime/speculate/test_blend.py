@@ -20,8 +20,9 @@ from edge.export import successors as own_text
 from edge.export.choices import default_tokens
 from edge.export.prompts import PREVIOUS, by_themselves
 from edge.export.successors import BEFORE, own_answers, successors
+from edge.runtime.budget import make_plan
 from edge.runtime.load import load
-from edge.runtime.memory.plan import make_plan, needed
+from edge.runtime.memory.plan import needed
 from edge.runtime.model import Model
 from edge.runtime.speculate import blend
 from edge.runtime.speculate.base import Budget, Setting, table_bytes

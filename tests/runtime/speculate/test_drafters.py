@@ -17,12 +17,12 @@ from fake_engine import fake_model, says
 from edge.bundle import Bundle, open_bundle, sha256_of
 from edge.errors import BundleError, InputError
 from edge.manifest import sealed
+from edge.runtime.budget import make_plan
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import NOTHING
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import LoadOptions, Variant, kv_dtypes
 from edge.runtime.load import load, open_engine, start
-from edge.runtime.memory.plan import make_plan
 from edge.runtime.model import Model
 from edge.runtime.speculate import cascade, model, recycle, trigram
 from edge.runtime.speculate.base import Budget, Drafter, Setting

@@ -15,13 +15,13 @@ import pytest
 
 import edge
 from edge.bundle import Bundle
+from edge.runtime.costs.curve import CostCurve, CurvePoint
 from edge.runtime.decode.answer import never
 from edge.runtime.decode.draft import Draft
 from edge.runtime.decode.loop import generate
 from edge.runtime.engine.engine import Engine
+from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.profile.curve import CostCurve, CurvePoint
-from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import DRAFTERS, OFF, runs_units

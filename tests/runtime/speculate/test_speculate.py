@@ -22,6 +22,8 @@ from with_drafts import drafted
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP
+from edge.runtime.costs import machine
+from edge.runtime.costs.curve import store
 from edge.runtime.decode import loop
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import NOTHING, Draft
@@ -30,8 +32,6 @@ from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
-from edge.runtime.profile import machine
-from edge.runtime.profile.curve import store
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.speculate.base import Budget, find
 from edge.runtime.speculate.planner import DRAWN_RISK, GUESSED_SLOPE, RISK, STAKE, Acceptance, Planner, StepCosts
@@ -692,7 +692,7 @@ def test_reproducible_logits_are_the_same_up_to_the_last_row_of_the_bundles_cont
 
 
 def test_profiling_drafters_counts_what_was_right_by_position(tiny_bundle: Bundle) -> None:
-    from edge.runtime.speculate.acceptance import measure
+    from edge.runtime.check.acceptance import measure
 
     engine, text = open_engine(tiny_bundle, context=256, threads=2), Text(tiny_bundle)
     plain, lookup = measure(lambda name: Model(tiny_bundle, engine, text, speculate=name), ["lookup"], 60)

@@ -15,9 +15,9 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime import text2text
+from edge.runtime.budget import make_plan
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.text2text_options import Text2TextOptions
-from edge.runtime.memory.plan import make_plan
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber

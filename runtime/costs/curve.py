@@ -20,8 +20,8 @@ from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
 from edge.home import curves_dir, drop_oldest, mark_used, read_own, replace_text
 from edge.manifest import FLOAT32, INT8
-from edge.runtime.profile import machine
-from edge.runtime.profile.record import CurvePoint, Device, Profile, parse
+from edge.runtime.costs import machine
+from edge.runtime.costs.record import CurvePoint, Device, Profile, parse
 
 FILE = "device.json"
 ADVICE = "edge profile measures it again"

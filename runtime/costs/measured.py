@@ -13,7 +13,7 @@ from edge.runtime.providers.base import Provider
 from edge.runtime.providers.threads import pool_threads
 
 if TYPE_CHECKING:
-    from edge.runtime.profile.curve import CostCurve
+    from edge.runtime.costs.curve import CostCurve
 
 CONTEXT = 128  # tokens in the KV cache at which providers are compared
 
@@ -25,7 +25,7 @@ def costs(bundle: Bundle, provider: str, threads: int, kv: str = FLOAT32) -> Cos
     where what it left cannot be used, which is logged."""
     if not is_folder(curves_dir()):  # importing what reads them takes 13 ms
         return None
-    from edge.runtime.profile.curve import load
+    from edge.runtime.costs.curve import load
 
     return load(bundle, provider=provider, threads=threads, say=_say, kv=kv)
 
@@ -47,7 +47,7 @@ def best_provider(bundle: Bundle, threads: int | None = None, strict: bool | Non
     kept = [entry.name.partition("-")[0] for entry in curves_dir().glob("*")]  # by bundle: see `curve.path_for`
     if len(set(kept)) == len(kept) or not bundle.path(MANIFEST).is_file():  # or one that is being written
         return BEST
-    from edge.runtime.profile.curve import CostCurve, stored
+    from edge.runtime.costs.curve import CostCurve, stored
 
     times: dict[str, float] = {}
     for name in PROVIDERS:

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
+from edge.runtime.kernels.library import OFF, VARIABLE, Kernels, Layout, find_kernels
 from edge.runtime.mapped_file import mapped_file, unchanged
-from edge.runtime.providers.kernels import OFF, VARIABLE, Kernels, Layout, find_kernels
 
 MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")

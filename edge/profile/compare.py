@@ -10,7 +10,7 @@ from statistics import stdev
 from typing import Any
 
 from edge.errors import InputError
-from edge.runtime.profile.record import Profile, Stats, Sustained
+from edge.runtime.costs.record import Profile, Stats, Sustained
 
 MEMORY = {
     "peak memory, private": "peak_private_bytes",

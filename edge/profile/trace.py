@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from edge.runtime.profile import costs, graph_runs
+from edge.runtime.costs.record import Op, Profile
+from edge.runtime.profile import graph_runs, node_costs
 from edge.runtime.profile.ops import Step
-from edge.runtime.profile.record import Op, Profile
 
 GRAPHS, MEMORY, ANSWERS = 1, 2, 3  # processes of the trace
 
@@ -56,8 +56,8 @@ def _watched(event: graph_runs.Event) -> Event:
     """What is told of a node that the profiler watched."""
     return {
         "operator": event.op_type,
-        "inputs": list(map(_shape, costs.shapes(event.inputs))),
-        "outputs": list(map(_shape, costs.shapes(event.outputs))),
+        "inputs": list(map(_shape, node_costs.shapes(event.inputs))),
+        "outputs": list(map(_shape, node_costs.shapes(event.outputs))),
         "threads": event.threads,
     }
 
@@ -146,5 +146,5 @@ def _named(process: int, name: str, track: int | None = None) -> Event:
     return {"name": what, "ph": "M", "cat": "", "pid": process, "tid": track or 0, "args": {"name": name}}
 
 
-def _shape(shape: costs.Shape) -> str:
+def _shape(shape: node_costs.Shape) -> str:
     return f"{shape.kind}[{', '.join(map(str, shape.dims))}]"

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any
 
-from edge.runtime.providers.graph_wires import INT, NUMBER, numbers, reads
-from edge.runtime.providers.kernel_largest import LARGEST
-from edge.runtime.providers.kernel_nodes import ATTENTION, FLOAT, FULL, INT64, LIKELIEST, NORM, POSITION_BIAS, PRODUCT
-from edge.runtime.providers.kernel_units import EITHER, LIMITS, PART, RAN, ROUTE, UNIT
-from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.largest import LARGEST
+from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.nodes import ATTENTION, FLOAT, FULL, INT64, LIKELIEST, NORM, POSITION_BIAS, PRODUCT
+from edge.runtime.kernels.units import EITHER, LIMITS, PART, RAN, ROUTE, UNIT
+from edge.runtime.kernels.wires import INT, NUMBER, numbers, reads
 
 CHAIN, GATHER = "Chain", "Gather"
 # That chains are made of, as the library numbers them.

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.runtime.providers.graph_wires import INT, Wires, set_inputs
-from edge.runtime.providers.kernel_nodes import PRODUCT, THEIRS
+from edge.runtime.kernels.nodes import PRODUCT, THEIRS
+from edge.runtime.kernels.wires import INT, Wires, set_inputs
 
 INT8_PRODUCT = "MatMulIntegerToFloat"
 ROWS = "by_rows"  # the attribute of those that were made of INT8_PRODUCT: one block for each column

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from edge.runtime.providers.onnx_proto import AttributeNumbers, TensorNumbers
+from edge.runtime.onnx_proto import AttributeNumbers, TensorNumbers
 
 LARGEST = 1 << 26  # numbers of a tensor that a constant may ask for: a step of the largest models makes a tenth
 MOST = 64  # numbers that a size may have

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from edge.manifest import KVLayer
-from edge.runtime.providers.graph_wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
-from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
 
 THEIRS = "com.microsoft"
 PRODUCT, ATTENTION, FULL = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
@@ -27,7 +27,7 @@ UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
 # What our kernels read of an operator, or what makes no difference to them: with other attributes it stays
 # onnxruntime's.
 KNOWN = {
-    PRODUCT: {"K", "N", "bits", "block_size", "accuracy_level", "by_rows"},  # see `kernel_rows`
+    PRODUCT: {"K", "N", "bits", "block_size", "accuracy_level", "by_rows"},  # see `rows`
     ATTENTION: {"num_heads", "kv_num_heads", "scale", "local_window_size", "do_rotary", "kv_cache_bit_width",
                 "k_quant_type", "v_quant_type", *UNKNOWN},
     FULL: {"num_heads", "scale"},

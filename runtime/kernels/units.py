@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.manifest import Segment, cut_names
-from edge.runtime.providers.graph_wires import INT, reads
-from edge.runtime.providers.kernel_nodes import FLOAT
-from edge.runtime.providers.kernels import DOMAIN
+from edge.runtime.kernels.library import DOMAIN
+from edge.runtime.kernels.nodes import FLOAT
+from edge.runtime.kernels.wires import INT, reads
 
 PART, EITHER = "Part", "Either"
 UNIT = "unit"  # the attribute of a node: the unit without which it is left out

@@ -28,7 +28,7 @@ ONE_EACH = {
 @dataclass(frozen=True)
 class Cost:
     """Bytes and operations of one run; None where they are not known. `arithmetic` names the peak that the operations
-    are held against, a key of `edge.runtime.profile.record.Peaks.gemm_gflop_per_s`."""
+    are held against, a key of `edge.runtime.costs.record.Peaks.gemm_gflop_per_s`."""
 
     bytes: int | None
     flops: int | None

@@ -18,12 +18,12 @@ from google.protobuf.message import DecodeError
 
 from edge.errors import BundleError
 from edge.hub_links import is_within
-from edge.runtime.providers.graph_sizes import LARGEST as LARGEST_MADE
-from edge.runtime.providers.graph_sizes import SIZED, Sizes
-from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS, THEIRS
-from edge.runtime.providers.kernel_rows import ROWS
-from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
-from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.kernels.graph_sizes import LARGEST as LARGEST_MADE
+from edge.runtime.kernels.graph_sizes import SIZED, Sizes
+from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS, THEIRS
+from edge.runtime.kernels.rows import ROWS
+from edge.runtime.onnx_proto import ModelProto
 
 LARGEST = 16 << 20  # bytes of a file: 50 times those of 30 layers
 MOST_NODES = 100_000  # operators of a file: 100 times those of 30 layers

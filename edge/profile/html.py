@@ -11,8 +11,8 @@ import json
 import re
 from importlib.resources import files
 
-from edge.runtime.profile.record import Profile
-from edge.runtime.profile.roofline import step_times
+from edge.profile.roofline import step_times
+from edge.runtime.costs.record import Profile
 
 SCRIPTS = ("operators.js", "report.js")
 
@@ -41,4 +41,4 @@ def _data(profile: Profile) -> str:
 
 
 def _read(name: str) -> str:
-    return (files("edge.runtime.profile") / name).read_text(encoding="utf-8")
+    return (files("edge.profile") / name).read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.runtime.profile.costs import ATTENTION, FREE, LOOKUPS, MOVES, PRODUCTS
-from edge.runtime.profile.record import Op, Peaks
+from edge.runtime.costs.record import Op, Peaks
+from edge.runtime.profile.node_costs import ATTENTION, FREE, LOOKUPS, MOVES, PRODUCTS
 
 NEITHER_BELOW = 1 / 4  # of the roof: what reaches less is bound by neither memory nor arithmetic
 LAYER = re.compile(r"^.*?layers\.\d+(/|$)")

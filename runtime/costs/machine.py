@@ -13,11 +13,11 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edge.children import run
+from edge.runtime.costs.record import Device, Usage
+from edge.runtime.kernels.library import find_kernels
 from edge.runtime.memory.limit import elsewhere, memory_bytes
-from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
 from edge.runtime.providers.cores import usable_cores
-from edge.runtime.providers.kernels import find_kernels
 
 SYS = Path("/sys/class")
 PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"  # in HKEY_LOCAL_MACHINE

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import KV8, KVLayer, Segment
-from edge.runtime.mapped_file import MappedFile
-from edge.runtime.providers.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
-from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
-from edge.runtime.providers.kernel_chains import are_one, take_chains
-from edge.runtime.providers.kernel_largest import take_largest
-from edge.runtime.providers.kernel_nodes import (
+from edge.runtime.kernels.chains import are_one, take_chains
+from edge.runtime.kernels.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
+from edge.runtime.kernels.largest import take_largest
+from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN, Kernels, find_kernels, without_kernels
+from edge.runtime.kernels.nodes import (
     PRODUCT,
     THEIRS,
     add_likeliest,
@@ -36,10 +35,11 @@ from edge.runtime.providers.kernel_nodes import (
     take_position_bias,
     takes_bytes,
 )
-from edge.runtime.providers.kernel_rows import ROWS, take_rows
-from edge.runtime.providers.kernel_units import Units, take_units
-from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, find_kernels, without_kernels
-from edge.runtime.providers.packed import Matrix, PackedWeights, layout_of, packed_weights
+from edge.runtime.kernels.packed import Matrix, PackedWeights, layout_of, packed_weights
+from edge.runtime.kernels.rows import ROWS, take_rows
+from edge.runtime.kernels.units import Units, take_units
+from edge.runtime.kernels.wires import INT, graphs, numbers, read_by, set_inputs
+from edge.runtime.mapped_file import MappedFile
 
 FLOAT, UINT8, INT8 = 1, 2, 3  # TensorProto.DataType
 FLOAT_BYTES = 4

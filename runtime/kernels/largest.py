@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.runtime.providers.graph_wires import Wires, numbers, set_inputs
-from edge.runtime.providers.kernel_nodes import FLOAT, LOGITS, whole_numbers
-from edge.runtime.providers.kernels import DOMAIN
+from edge.runtime.kernels.library import DOMAIN
+from edge.runtime.kernels.nodes import FLOAT, LOGITS, whole_numbers
+from edge.runtime.kernels.wires import Wires, numbers, set_inputs
 
 LARGEST = "Largest"
 TOKENS = "tokens"  # an output of a decoder's graph, as LOGITS is

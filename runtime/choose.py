@@ -1,0 +1,156 @@
+"""Choosing what an engine opens of a bundle: by the options, the bundle and the memory budget.
+
+What goes with what is a table in docs/reference/variants.md; each refusal and each trade-off of it stands here, so that
+an engine asks no further questions.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.manifest import FLOAT32, KV8, PREFILL_VERSION, SKIP
+from edge.runtime.engine.variant import AUTO, DECODER, OFF, TREE, LoadOptions, Variant, kv_dtypes, runs_whole
+from edge.runtime.memory.shares import WAIT
+from edge.runtime.providers import check_provider, provider_name
+from edge.runtime.skip import make_policy
+from edge.runtime.speculate.base import branches, check_argument, parts_of_model
+from edge.targets import CUDA, path_of, target_for
+
+if TYPE_CHECKING:
+    from edge.runtime.memory.plan import Plan
+    from edge.runtime.skip.base import SkipPolicy
+
+_log = logging.getLogger(__name__)
+
+
+def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant:
+    """The variant of a bundle for these options, the best that their memory has room for.
+
+    present: bytes that this process holds already, which count where memory is limited.
+
+    Raises:
+        InputError: an option out of its range or unknown, options that do not go together, or that the bundle cannot
+            have; or too little memory.
+        BundleError: a file that an option names cannot be read.
+    """
+    manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
+    check_provider(options.provider)
+    if options.prefill_chunk is not None and not decoder:
+        raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
+    if options.when_full != WAIT and options.memory is None:
+        raise InputError(f"when_full={options.when_full!r} is for a memory limit; give memory too, or leave it out.")
+    speculate = check_argument(options.speculate, bundle)
+    if not decoder and speculate != OFF and (options.beams or 1) > 1:
+        raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
+    policy = segments_policy(bundle, options.skip, speculate)
+    if (target := _target(bundle, options, policy)) is not None:
+        limit = options.memory
+        if isinstance(limit, str):
+            from edge.runtime.memory.sizes import parse_size
+
+            limit = parse_size(limit)
+        return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
+    exact = (decoder or speculate != OFF) if options.exact is None else options.exact
+    whole = runs_whole(bundle, policy)
+    trees = policy is None and not exact and branches(speculate, bundle)
+    kv = kv_dtypes(bundle, options.kv, whole=whole, trees=trees, provider=options.provider)
+    plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
+    if plan is not None:
+        kv = [plan.demand.kv]
+        if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
+            speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
+    role = SKIP if not whole else DECODER if kv[0] == FLOAT32 else KV8
+    if trees and kv[0] == FLOAT32:
+        role = TREE
+    prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
+    refuse = options.when_full != WAIT
+    return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)
+
+
+def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> str | None:
+    """The bundle's graphs for the device of the provider that is named; None where it has none.
+
+    Raises:
+        InputError: an option that graphs of fixed sizes cannot have.
+    """
+    provider = provider_name(options.provider)
+    target = target_for(bundle, provider)
+    if target is None:
+        if provider == CUDA:
+            raise InputError(
+                f"{bundle.manifest.name} has no graphs for CUDA ({path_of(CUDA)}); export it with --target cuda, or "
+                "choose the provider cpu."
+            )
+        return None
+    unfit = {
+        "--exact": options.exact,
+        f"--skip {options.skip}": options.skip != OFF,
+        f"--speculate {options.speculate}": policy is not None and options.skip == OFF,
+        f"--kv {options.kv}": options.kv != AUTO,
+        "--memory": options.memory is not None and target != CUDA,
+        f"when_full={options.when_full!r}": options.when_full != WAIT,
+    }
+    for given, asked in unfit.items():
+        if asked:
+            raise InputError(
+                f"{given} does not apply to the graphs of {bundle.manifest.name} for {target}; leave it out, or choose"
+                " the provider cpu."
+            )
+    return target
+
+
+def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
+    """How segments run, where the engine is one over segments; None where the whole graph runs.
+
+    Raises:
+        InputError: there is no such policy or drafter, the bundle cannot have it, or not both together.
+    """
+    skipping, drafting = make_policy(skip, bundle), parts_of_model(speculate, bundle)
+    if skipping is not None and drafting is not None:
+        raise InputError(
+            f"The drafter {speculate} skips layers that the whole model checks, which --skip {skip} does not run; "
+            "choose one of the two."
+        )
+    return skipping or drafting
+
+
+def _plan(
+    bundle: Bundle, options: LoadOptions, present: int, exact: bool, speculate: str, kv: list[str], whole: bool
+) -> Plan:
+    from edge.runtime.budget import make_exact_plan, make_plan
+
+    make = make_exact_plan if exact and bundle.manifest.encoder is None else make_plan
+    return make(
+        bundle,
+        options.memory,
+        context=options.context,
+        chunk=options.prefill_chunk,
+        branches=options.beams,
+        present=present,
+        prefill=whole,  # segments have no int8 prefill graph
+        kv=kv,
+        speculate=speculate,
+    )
+
+
+def _prefill(bundle: Bundle, plan: Plan | None) -> bool:
+    """Whether the bundle has an int8 prefill graph that can be used; why not is logged."""
+    form, name = bundle.manifest.prefill, bundle.manifest.name
+    if form is None:
+        return False
+    if not form.known:
+        _log.warning(
+            f"The int8 prefill graph of {name} is {form.weights} of version {form.version}, and this edge reads int8 "
+            f"of version {PREFILL_VERSION}: prompts run without it, more slowly; upgrade edge, or export it again."
+        )
+        return False
+    if plan is not None and not plan.demand.prefill:
+        _log.warning(
+            f"The memory limit has no room for the int8 prefill graph of {name}: prompts are read without it, more "
+            "slowly."
+        )
+        return False
+    return True

@@ -1,0 +1,7 @@
+"""How much is taken where nobody says how much, and the most that may be asked for."""
+
+from __future__ import annotations
+
+DEFAULT_CONTEXT = 4096
+MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
+PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory

@@ -1,0 +1,14 @@
+"""What a process holds of memory, as every system tells it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Held(NamedTuple):
+    """Bytes of a process, now and at its peak so far: private, and resident (RSS)."""
+
+    private: int
+    peak_private: int
+    rss: int
+    peak_rss: int
