@@ -146,11 +146,12 @@ def export(
             "name one."
         )
 
-    from edge.export.choices import Named
-    from edge.export.foretold import Command
+    from edge.export.request.choices import Named
+    from edge.export.request.foretold import Command
+
     candidates = effort == BEST if candidates is None else candidates
-    from edge.export.glance import glance_at
-    from edge.export.timeline import Timeline
+    from edge.export.request.glance import glance_at
+    from edge.export.request.timeline import Timeline
 
     progress = advance = line = Timeline(progress or _silent)
     advance(0, 0, "opening the checkpoint")
@@ -179,10 +180,10 @@ def export(
     begun = glance is not None and begin(glance)
 
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.choices import bits_within, choose, count_weights, default_tokens, described
-    from edge.export.memory import DRAFTS, Request, leave_out
-    from edge.export.routers import read_routers, write_routers
-    from edge.export.written import write_golden
+    from edge.export.manifest.written import write_golden
+    from edge.export.pipeline.routers import read_routers, write_routers
+    from edge.export.request.choices import bits_within, choose, count_weights, default_tokens, described
+    from edge.export.request.memory import DRAFTS, Request, leave_out
 
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
     if not begun:
@@ -204,7 +205,7 @@ def export(
     place = Path(f"{name}.edge" if out is None else out)
     with _no_folders_left(place), BundleWriter(place, force=force) as writer:
         if both:
-            from edge.export.encoder_decoder import halves, write_encoder_decoder
+            from edge.export.pipeline.encoder_decoder import halves, write_encoder_decoder
 
             if prefill_weights == "int8":
                 raise InputError(
@@ -226,8 +227,8 @@ def export(
         else:
             if encoder_weights or decoder_weights:
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
-            from edge.export.decoder import stage_decoder
-            from edge.export.finish import finish_decoder
+            from edge.export.pipeline.decoder import stage_decoder
+            from edge.export.pipeline.finish import finish_decoder
 
             text = methods.read_calibration(calibration) if isinstance(calibration, Path) else calibration
 
@@ -293,7 +294,7 @@ def _no_folders_left(target: Path) -> Iterator[None]:
 
 
 def _read_limit(memory: int | str) -> int | None:
-    from edge.export.memory import read_limit
+    from edge.export.request.memory import read_limit
 
     return read_limit(memory)
 

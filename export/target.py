@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
-from edge.export import check
+from edge.export.check import of_decoder as check
 from edge.golden import Golden
 from edge.runtime.check.golden import record_form
 from edge.runtime.check.perplexity import Agreement

@@ -25,9 +25,9 @@ from edge.export.graph.families import find_family
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import IR_VERSION, configuration, remove_unused, step_graph
 from edge.export.lower.cuda import CUDA
+from edge.export.manifest.written import Watched
 from edge.export.quantize.base import Options, Weight
 from edge.export.target import Material, Wanted, write_json
-from edge.export.written import Watched
 from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, DeviceTarget
 

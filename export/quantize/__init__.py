@@ -15,7 +15,7 @@ from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.export.reference import Watch
+    from edge.export.reference.in_numpy import Watch
 
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.export.reference import Watch
+    from edge.export.reference.in_numpy import Watch
 
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
@@ -125,7 +125,7 @@ class Options:
     symmetric: bool = False  # without zero points
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
-    left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.memory`
+    left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.request.memory`
     measured: Watch | None = None  # what the method would measure in a run of the reference, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:

@@ -18,7 +18,7 @@ from edge.export.quantize.base import Format, Options, Weight
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.export.reference import Watch
+    from edge.export.reference.in_numpy import Watch
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"

@@ -17,7 +17,7 @@ from edge.export.quantize.base import EMBEDDING, HEAD, Format, Options, QTensor,
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.gptq import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
 from edge.export.quantize.solve import solve
-from edge.export.reference import Reference, Watch
+from edge.export.reference.in_numpy import Reference, Watch
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

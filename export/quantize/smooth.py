@@ -27,7 +27,7 @@ from edge.export.graph.families import norms_of
 from edge.export.graph.families.base import Norms
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
-from edge.export.reference import Reference, Watch
+from edge.export.reference.in_numpy import Reference, Watch
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

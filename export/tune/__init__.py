@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.errors import InputError
-from edge.export.prompts import built_in
+from edge.export.drafts.prompts import built_in
 from edge.export.tune.folder import LOCK, working
 from edge.registry import Registry
 
@@ -132,8 +132,8 @@ def tune(
     """
     import torch
 
-    from edge.export import bfloat16
     from edge.export.checkpoint import open_checkpoint
+    from edge.export.quantize import bfloat16
     from edge.export.tune.generate import answer_all, drawn, read_prompts
     from edge.export.tune.network import Network, fast_bf16, pick_device
     from edge.export.tune.policy import make_policy
@@ -197,7 +197,7 @@ def tune(
 def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:
     from tokenizers import Tokenizer
 
-    from edge.export.chat_format import special_tokens
+    from edge.export.manifest.chat_format import special_tokens
     from edge.export.tune.data import read_examples
     from edge.runtime.text.template import FIXED_DAY, ChatTemplate
 

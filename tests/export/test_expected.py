@@ -19,14 +19,15 @@ from edge.cli.export import stages
 from edge.cli.main import main
 from edge.cli.progress import Countdown
 from edge.errors import CheckpointError
-from edge.export import checkpoint, expected
+from edge.export import checkpoint
 from edge.export.checkpoint import open_checkpoint
-from edge.export.choices import count_weights
-from edge.export.expected import PRODUCTS, crowd
-from edge.export.foretold import Command
-from edge.export.glance import Glance, glance_at
 from edge.export.quantize.base import Options
-from edge.export.timeline import Stages
+from edge.export.request import expected
+from edge.export.request.choices import count_weights
+from edge.export.request.expected import PRODUCTS, crowd
+from edge.export.request.foretold import Command
+from edge.export.request.glance import Glance, glance_at
+from edge.export.request.timeline import Stages
 
 SMOLLM2 = dict(hidden=576, inner=1536, layers=30, vocabulary=49_152)
 TINY = dict(hidden=64, inner=96, layers=2, vocabulary=300)

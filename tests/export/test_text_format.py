@@ -15,7 +15,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 from edge.errors import CheckpointError
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.export.checkpoint.directory import DirectoryCheckpoint
-from edge.export.text_format import generation, text_format
+from edge.export.manifest.text_format import generation, text_format
 from edge.manifest import Generation, TextFormat, Tokens
 
 MULTI30K = SHARED / "models" / "multi30k-en-de"

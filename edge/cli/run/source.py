@@ -180,7 +180,7 @@ def _apart(given: str | Path, work: Callable[..., T], *arguments: object) -> T:
 
 def _stage(given: str | Path, writer: BundleWriter) -> None:
     from edge.cli.export import stages
-    from edge.export.quick import stage
+    from edge.export.pipeline.quick import stage
 
     with stages() as (progress, say):
         stage(writer, str(given), progress, say)
@@ -188,7 +188,7 @@ def _stage(given: str | Path, writer: BundleWriter) -> None:
 
 def _finish(writer: BundleWriter) -> Manifest:
     from edge.cli.export import stages
-    from edge.export.quick import finish
+    from edge.export.pipeline.quick import finish
 
     with stages() as (progress, say):
         return finish(writer, progress, say)

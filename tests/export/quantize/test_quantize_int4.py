@@ -30,7 +30,7 @@ from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.solve import solve as solve_arrays
 from edge.export.quantize.tune import Teacher, tune
-from edge.export.reference import Reference
+from edge.export.reference.in_numpy import Reference
 from edge.home import cache_dir
 from edge.manifest import Tokens
 

@@ -24,8 +24,8 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
-from edge.export import bfloat16
 from edge.export.checkpoint import open_checkpoint
+from edge.export.quantize import bfloat16
 from edge.export.tune import Settings, result, split, tune
 from edge.export.tune import trainer as trainer_module
 from edge.export.tune.data import Batch, Example, batches, read_examples, read_rows

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.graph.decoder import build_decoder
-from edge.export.reference import Reference
+from edge.export.reference.in_numpy import Reference
 from edge.manifest import Tokens
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import greedy

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.lower.cpu.kv8 import Largest, no_rows, take_largest
-from edge.export.reference import Reference, Watch
-from edge.export.torch_reference import RecordedLogits
+from edge.export.reference.in_numpy import Reference, Watch
+from edge.export.reference.in_torch import RecordedLogits
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

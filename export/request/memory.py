@@ -3,7 +3,7 @@ tensors alone, and what of them fits under a limit.
 
 Stages follow each other, and the one that takes most decides. What an export can do without is left out where it does
 not fit; what it cannot do without must fit. Files do not count, because the system takes their pages back: safetensors
-and GGUF files are mapped, and so is what a calibration has finished (`edge.export.kept`).
+and GGUF files are mapped, and so is what a calibration has finished (`edge.export.quantize.kept`).
 
 Two sessions of onnxruntime are never open at a time: each packs all weights anew, in private memory, next to the
 mapped file that they come from. docs/lab/quantization.md compares predictions and measurements.
@@ -188,7 +188,7 @@ def _solving(rows: int, columns: int) -> int:
 
 
 def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
-    from edge.export import check
+    from edge.export.check import of_decoder as check
     from edge.runtime.check.perplexity import CHUNK
 
     sizes, options = _Decoder(checkpoint), request.options
@@ -210,7 +210,7 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
 
 def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]:
     """Of weights in 4 bits: see `edge.export.quantize.gptq`."""
-    from edge.export.check import QUICK_WINDOW
+    from edge.export.check.of_decoder import QUICK_WINDOW
     from edge.export.quantize.allocate import WINDOWS
     from edge.export.quantize.calibration import WINDOW
     from edge.export.quantize.gptq import BLOCK, EFFORTS, OTHERS, SIDE_BY_SIDE, budget_of, in_one_run
@@ -273,7 +273,7 @@ def _writing(sizes: _Decoder, request: Request) -> int:
 
 def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iterator[Stage]:
     """What runs in onnxruntime."""
-    from edge.export.check import WINDOW
+    from edge.export.check.of_decoder import WINDOW
     from edge.runtime.check.perplexity import CHUNK
     from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
 
@@ -286,7 +286,7 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     # What the weights' file has of them is mapped: in private memory they are once, in RSS twice.
     yield Stage("the written graph", packed + WINDOW * 2 * row + step + compared)
     if request.drafts:
-        from edge.export.successors import ANSWER, QUESTION
+        from edge.export.drafts.successors import ANSWER, QUESTION
 
         width = Engine.side_by_side
         tokens = width * (2 * QUESTION + ANSWER)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from edge.bundle import BundleWriter
 from edge.errors import CheckpointError
-from edge.export.finish import Staged, finish_decoder
+from edge.export.manifest.written import write_golden
+from edge.export.pipeline.finish import Staged, finish_decoder
 from edge.export.quantize.base import Options
-from edge.export.written import write_golden
 from edge.extras import needing
 from edge.manifest import Manifest
 from edge.runtime.mapped_file import check_all
@@ -28,8 +28,8 @@ STAGED = ".staged"  # what the first stage tells the second, a file next to the 
 def stage(writer: BundleWriter, source: str, progress: Progress, say: Callable[[str], None]) -> None:
     """Write all that needs the checkpoint. Errors are those of `edge.export`."""
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.choices import choose, described
-    from edge.export.routers import read_routers, write_routers
+    from edge.export.pipeline.routers import read_routers, write_routers
+    from edge.export.request.choices import choose, described
 
     progress(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(source, progress=progress, say=say)
@@ -39,7 +39,7 @@ def stage(writer: BundleWriter, source: str, progress: Progress, say: Callable[[
     say(described(checkpoint, chosen.weights))
     staged: Staged | Manifest
     if checkpoint.config.get("is_encoder_decoder"):
-        from edge.export.encoder_decoder import halves, write_encoder_decoder
+        from edge.export.pipeline.encoder_decoder import halves, write_encoder_decoder
 
         pair = halves(chosen.weights, None, None)
         staged, golden = write_encoder_decoder(
@@ -48,7 +48,7 @@ def stage(writer: BundleWriter, source: str, progress: Progress, say: Callable[[
         )  # fmt: skip
         write_golden(writer, golden)
     else:
-        from edge.export.decoder import stage_decoder
+        from edge.export.pipeline.decoder import stage_decoder
 
         options = Options(chosen.block_size, None, progress, "quick")
         staged = stage_decoder(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edge.export.checkpoint.base import Checkpoint
-from edge.export.text_format import UNKNOWN
+from edge.export.manifest.text_format import UNKNOWN
 from edge.manifest import Generation
 from edge.manifest_checks import DRAWN
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from edge.export.choices import OTHER_FILES, Named, choose_weights, count_weights, default_tokens
-from edge.export.expected import Asked, expected
 from edge.export.quantize.base import FLOATS, Format, Options
 from edge.export.quantize.gptq import EFFORTS, budget_of, format_of
 from edge.export.quantize.rtn import INT8_BLOCK
-from edge.export.timeline import Stages, in_words
+from edge.export.request.choices import OTHER_FILES, Named, choose_weights, count_weights, default_tokens
+from edge.export.request.expected import Asked, expected
+from edge.export.request.timeline import Stages, in_words
 
 QUICK = "quick"
 EIGHT = Format(8, INT8_BLOCK, symmetric=True)

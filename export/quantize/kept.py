@@ -193,6 +193,6 @@ def _files_of(path: Path | None) -> list[tuple[str, int, int, int, int]]:
 def code_key() -> int:
     """A number that changes with the exporter's code."""
     key = 0
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         key = zlib.crc32(file.read_bytes(), key)
     return key

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.export.choices import Named
 from edge.export.quantize import gptq
 from edge.export.quantize.base import Options
-from edge.export.timeline import Stages
+from edge.export.request.choices import Named
+from edge.export.request.timeline import Stages
 from edge.runtime.providers.cores import usable_cores
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.quantize.base import Progress
-from edge.export.reference_t5 import T5Reference
-from edge.export.torch_reference import RecordedLogits, load_torch
+from edge.export.reference.in_torch import RecordedLogits, load_torch
+from edge.export.reference.t5_in_numpy import T5Reference
 from edge.runtime.check.perplexity import Agreement, compare, pieces
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine

@@ -12,17 +12,18 @@ from tokenizers import Tokenizer
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import ExportError
-from edge.export import check, check_pairs
-from edge.export.check_pairs import SENTENCES, Input
+from edge.export.check import of_decoder as check
+from edge.export.check import of_encoder_decoder as check_pairs
+from edge.export.check.of_encoder_decoder import SENTENCES, Input
 from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.families import find_family
+from edge.export.manifest.speech_format import check_window, speech
+from edge.export.manifest.text_format import generation, left_out, text_format
+from edge.export.manifest.tokenizer import compact, fitted
+from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
 from edge.export.quantize import read_calibration
 from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
-from edge.export.speech_format import check_window, speech
-from edge.export.text_format import generation, left_out, text_format
-from edge.export.tokenizer import compact, fitted
-from edge.export.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
 from edge.extras import needing
 from edge.golden import Golden, noise
 from edge.manifest import Manifest, Speech, TextFormat
@@ -193,7 +194,7 @@ class _Inputs:
         Raises:
             EdgeError: it cannot be read, is too short, or is not what this model takes.
         """
-        from edge.export.calibration_pairs import lines, sounds
+        from edge.export.quantize.calibration_pairs import lines, sounds
 
         if self.speech is None:
             assert self.text is not None
@@ -208,7 +209,7 @@ class _Inputs:
     def pairs(self, engine: Engine, progress: Progress) -> list[Pair]:
         """Texts or the features of sounds, and the engine's answers to them, for ranges of activations."""
         with needing("A target for an encoder-decoder", "export"):
-            from edge.export.calibration_pairs import lines, sounds
+            from edge.export.quantize.calibration_pairs import lines, sounds
         assert engine.encoder is not None
         pairs: list[Pair] = []
         if self.text is not None:

@@ -67,7 +67,7 @@ def fitted(checkpoint: Checkpoint, say: Callable[[str], None]) -> str:
 
 def _scaffold(files: TokenizerFiles) -> str:
     """What the chat template writes around messages; empty where it cannot be said."""
-    from edge.export.chat_format import special_tokens
+    from edge.export.manifest.chat_format import special_tokens
 
     if files.chat_template is None:
         return ""

@@ -11,8 +11,8 @@ from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
 from edge.export.graph.families import find_family
+from edge.export.manifest.tokenizer import compact
 from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, Format, matrices
-from edge.export.tokenizer import compact
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

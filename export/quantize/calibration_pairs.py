@@ -20,8 +20,8 @@ from transformers import WhisperFeatureExtractor
 from transformers.modeling_outputs import BaseModelOutput
 
 from edge.errors import ExportError
-from edge.export.kept import Kept
 from edge.export.quantize import voice
+from edge.export.quantize.kept import Kept
 from edge.export.quantize.pairs import Pair, Report
 from edge.runtime.speech.audio import open_audio
 

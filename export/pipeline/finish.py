@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
-from edge.export import check
-from edge.export.written import GOLDEN_TOKENS, record
+from edge.export.check import of_decoder as check
+from edge.export.manifest.written import GOLDEN_TOKENS, record
 from edge.golden import Golden
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
 from edge.runtime.check.golden import GoldenInput, record_form
@@ -28,7 +28,7 @@ from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.quantize.base import Options
-    from edge.export.torch_reference import RecordedLogits
+    from edge.export.reference.in_torch import RecordedLogits
     from edge.runtime.check.perplexity import Agreement
     from edge.runtime.engine.engine import Engine
 
@@ -80,13 +80,13 @@ def finish_decoder(
             quality |= _figures_of("prefill", found)
         manifest = dataclasses.replace(manifest, quality=quality)
     if candidates:
-        from edge.export.candidates import write_candidates
+        from edge.export.drafts.candidates import write_candidates
 
         write_candidates(writer, engine, staged.windows, options)
     options.report(0, 0, "recording golden answers")
     golden = record(engine, staged.golden, QUICK_TOKENS if quick else GOLDEN_TOKENS)
     if draft_text:
-        from edge.export.successors import write_successors
+        from edge.export.drafts.successors import write_successors
 
         write_successors(writer, Bundle(writer.staging, manifest), engine, draft_text, options.report)
     kv8 = staged.kv8

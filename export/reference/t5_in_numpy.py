@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.graph.t5_distances import buckets
-from edge.export.reference import ACTIVATIONS, Floats, Tokens, places_of, read_rows, with_rows
+from edge.export.reference.in_numpy import ACTIVATIONS, Floats, Tokens, places_of, read_rows, with_rows
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError
-from edge.export import check
 from edge.export import quantize as methods
-from edge.export.chat_format import chat_format, special_tokens
-from edge.export.chat_settings import chat_settings, described
-from edge.export.finish import RECORDED, Staged
+from edge.export.check import of_decoder as check
 from edge.export.graph.decoder import build_decoder
 from edge.export.lower.cpu.kv8 import write_kv8
+from edge.export.manifest.chat_format import chat_format, special_tokens
+from edge.export.manifest.chat_settings import chat_settings, described
+from edge.export.manifest.thinking import described as described_thinking
+from edge.export.manifest.thinking import matched_whole, thinking
+from edge.export.manifest.tokenizer import compact, fitted
+from edge.export.manifest.written import Watched, manifest_of, say_what_changed
+from edge.export.pipeline.finish import RECORDED, Staged
+from edge.export.pipeline.survey import Survey
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.prefill import prefill_weights
-from edge.export.survey import Survey
-from edge.export.thinking import described as described_thinking
-from edge.export.thinking import matched_whole, thinking
-from edge.export.tokenizer import compact, fitted
-from edge.export.written import Watched, manifest_of, say_what_changed
 from edge.manifest import Manifest
 from edge.runtime.check.golden import GoldenInput
 from edge.runtime.memory.process import release_freed

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge.export.torch_reference import build_torch, read_torch
+from edge.export.reference.in_torch import build_torch, read_torch
 from edge.runtime.check.perplexity import pieces
 from edge.runtime.memory.process import release_freed
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from edge.errors import ExportError
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import Progress
-from edge.export.torch_reference import RecordedLogits
+from edge.export.reference.in_torch import RecordedLogits
 from edge.manifest import Manifest
 from edge.runtime.check.perplexity import CHUNK, Agreement, EngineLogits, compare, windows
 from edge.runtime.engine.engine import Engine
@@ -67,7 +67,7 @@ def check_text(checkpoint: Checkpoint, context: int, window: int = WINDOW) -> li
 
 def reference(checkpoint: Checkpoint, context: int, progress: Progress | None = None) -> RecordedLogits:
     """The logits of the check's text by Torch, layer by layer."""
-    from edge.export.streamed import StreamedLogits
+    from edge.export.reference.streamed import StreamedLogits
 
     recorded = RecordedLogits(StreamedLogits(checkpoint, progress), check_text(checkpoint, context))
     gc.collect()  # a model's modules point at each other
