@@ -194,7 +194,7 @@ def export(
     context = chosen.context
     wanted = None
     if target is not None:
-        from edge.export.target import Wanted, check_wanted
+        from edge.export.targets.base import Wanted, check_wanted
 
         wanted = Wanted(target, target_context, soc, target_weights, target_activations)
         check_wanted(wanted, checkpoint, context)
@@ -245,7 +245,7 @@ def export(
                 prefill=prefill, compare=check, say=tell,
             )  # fmt: skip
             if wanted is not None:
-                from edge.export.target import kind
+                from edge.export.targets.base import kind
 
                 windows = staged.windows
                 kind(wanted.name).write_target(wanted, checkpoint, writer, staged.manifest, lambda: windows, options)
@@ -261,7 +261,7 @@ def export(
             advance(0, 0, "writing the graph that skips")
             manifest = write_skip(writer, manifest, segments)
         if trees:
-            from edge.export.lower.cpu.trees import write_trees
+            from edge.export.targets.cpu.trees import write_trees
 
             manifest = write_trees(writer, manifest)
         write_golden(writer, golden)

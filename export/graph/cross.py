@@ -12,8 +12,8 @@ from onnxscript import nn
 from edge.export.graph.blocks import Step
 from edge.export.graph.families.base import Biased, has_bias
 from edge.export.graph.linear import Projections, linear
+from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 
 ENCODER = "encoder"  # the groups of an encoder's weights in the manifest begin with it
 

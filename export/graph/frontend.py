@@ -17,9 +17,9 @@ from transformers import WhisperFeatureExtractor
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
+from edge.export.graph.lowering import Lowering, Value, scalar
 from edge.export.graph.step import FLOAT, add_output, new_graph, write_graph
 from edge.export.graph.weights import external, parameter
-from edge.export.lower.base import Lowering, Value, scalar
 from edge.manifest import Graph
 
 FRONTEND = "graphs/frontend.onnx"

@@ -16,8 +16,8 @@ from edge.bundle import BundleWriter
 from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
-from edge.export.lower.base import Lowering, Value
-from edge.export.lower.cpu import CPU
+from edge.export.graph.lowering import Lowering, Value
+from edge.export.targets.cpu.lowering import CPU
 from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup, cut_names
 
 Lower = Callable[[GraphBuilder], Lowering]

@@ -37,10 +37,10 @@ from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.export.npu.ranges import Pair
     from edge.export.quantize.base import QTensor
     from edge.export.quantize.pairs import Material
-    from edge.export.target import Wanted
+    from edge.export.targets.base import Wanted
+    from edge.export.targets.npu.ranges import Pair
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
@@ -137,7 +137,7 @@ def write_encoder_decoder(
     progress(0, 0, "recording golden answers")
     golden = record(engine, inputs.golden, GOLDEN_TOKENS)
     if target is not None:
-        from edge.export.target import check_target, kind
+        from edge.export.targets.base import check_target, kind
 
         given = Options(progress=progress, effort=effort)
         kind(target.name).write_target(

@@ -91,7 +91,7 @@ def finish_decoder(
         write_successors(writer, Bundle(writer.staging, manifest), engine, draft_text, options.report)
     kv8 = staged.kv8
     if kv8 is None:
-        from edge.export.lower.cpu.kv8 import largest_of, write_kv8
+        from edge.export.targets.cpu.kv8 import largest_of, write_kv8
 
         options.report(0, 0, "measuring keys and values")
         kv8 = write_kv8(writer, largest_of(engine, staged.windows[:MEASURED]))
@@ -99,7 +99,7 @@ def finish_decoder(
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
     if target is not None:
-        from edge.export.target import check_target
+        from edge.export.targets.base import check_target
 
         options.report(0, 0, f"checking the graphs for {target}")
         compare = None if recorded is None else partial(_of_target, recorded)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.lower.cpu.kv8 import Largest, no_rows, take_largest
 from edge.export.reference.in_numpy import Reference, Watch
 from edge.export.reference.in_torch import RecordedLogits
+from edge.export.targets.cpu.kv8 import Largest, no_rows, take_largest
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 from places import ROOT
 
 EXPORT = ROOT / "export"
-ROOMS, ARROWS = 40, 132  # at most
+ROOMS, ARROWS = 12, 52  # at most
 
 
 def modules() -> dict[str, Path]:

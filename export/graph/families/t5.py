@@ -13,6 +13,7 @@ from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Ste
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
 from edge.export.graph.families.base import GGUF, Family, Heads
 from edge.export.graph.linear import Embedding
+from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.stacks import (
     Decoder,
     DecoderLayer,
@@ -26,7 +27,6 @@ from edge.export.graph.stacks import (
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.t5_distances import buckets
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 if TYPE_CHECKING:

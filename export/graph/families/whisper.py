@@ -12,9 +12,9 @@ from edge.export.graph.blocks import ResidualLayerNorm, activation_of
 from edge.export.graph.cross import ENCODER
 from edge.export.graph.families.base import Family
 from edge.export.graph.linear import Embedding
+from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.stacks import Decoder, Encoder, EncoderDecoder, Positions, TextStart
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 NAME = "whisper"

@@ -18,9 +18,9 @@ from whisper_speaker import END, SAMPLES, START, WINDOW, Speaker
 from edge.export.graph.encoder_decoder import ENCODER
 from edge.export.graph.families import whisper
 from edge.export.graph.step import FLOAT, add_output, new_graph
-from edge.export.lower.cpu.products import FINER, STEP, rounded
 from edge.export.quantize.encoder_decoder import is_encoders
 from edge.export.quantize.rows import rows_to_nearest
+from edge.export.targets.cpu.products import FINER, STEP, rounded
 from edge.runtime.engine.tree import BLOCKED, Tree
 
 VARIANTS = {

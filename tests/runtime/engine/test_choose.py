@@ -18,7 +18,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 import edge
 from edge.bundle import Bundle
 from edge.export.graph.step import INT64, add_output, new_graph
-from edge.export.lower.cpu import block_size
+from edge.export.targets.cpu.lowering import block_size
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine

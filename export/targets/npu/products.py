@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edge.export.npu.blocks import BLOCK, Blocks, in_blocks
-from edge.export.npu.qdq import FLOAT, array_of, name_of
+from edge.export.targets.npu.blocks import BLOCK, Blocks, in_blocks
+from edge.export.targets.npu.qdq import FLOAT, array_of, name_of
 
 
 class Products:

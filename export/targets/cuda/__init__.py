@@ -18,16 +18,16 @@ from onnxscript import GraphBuilder
 
 from edge.bundle import WEIGHTS, BundleWriter, TensorFile, Tensors, TensorSpan
 from edge.errors import ExportError, InputError
-from edge.export.cuda.weights import FLOAT16, INT4, KINDS, CUDAWeights, cuda_shapes, cuda_weights
 from edge.export.graph.decoder import decoder_kv
 from edge.export.graph.encoder_decoder import encoder_graph, layouts
 from edge.export.graph.families import find_family
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import IR_VERSION, configuration, remove_unused, step_graph
-from edge.export.lower.cuda import CUDA
 from edge.export.manifest.written import Watched
 from edge.export.quantize.base import Options, Weight
-from edge.export.target import Material, Wanted, write_json
+from edge.export.targets.base import Material, Wanted, write_json
+from edge.export.targets.cuda.lowering import CUDA
+from edge.export.targets.cuda.weights import FLOAT16, INT4, KINDS, CUDAWeights, cuda_shapes, cuda_weights
 from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, DeviceTarget
 

@@ -1,6 +1,6 @@
 """`edge export --target`: a model's graphs for one kind of device, written next to the plain ones of a bundle.
 
-Each kind has a folder of this package, whose `target.py` has `check_wanted`, `write_target` and `finish_target`.
+Each kind is a folder next to this file, which has `check_wanted`, `write_target` and `finish_target`.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def kind(name: str) -> Kind:
     """The module of a target's kind."""
     module: ModuleType
     if name == CUDA:
-        from edge.export.cuda import target as module
+        from edge.export.targets import cuda as module
     else:
-        from edge.export.npu import target as module
+        from edge.export.targets import npu as module
     return cast(Kind, module)
 
 

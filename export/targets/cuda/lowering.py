@@ -15,9 +15,9 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
+from edge.export.graph.lowering import HeadNorms, Value
 from edge.export.graph.weights import StoredBlocks, StoredFloat
-from edge.export.lower.base import HeadNorms, Value
-from edge.export.lower.cpu import CPU, END, rotatable
+from edge.export.targets.cpu.lowering import CPU, END, rotatable
 
 if TYPE_CHECKING:
     from edge.export.graph.blocks import Step

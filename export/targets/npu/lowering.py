@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
+from edge.export.graph.lowering import HeadNorms, Lowering, Value, scalar
 from edge.export.graph.weights import StoredFloat
-from edge.export.lower.base import HeadNorms, Lowering, Value, scalar
 
 if TYPE_CHECKING:
     from edge.export.graph.blocks import Step

@@ -18,15 +18,15 @@ from edge.export.graph.families.base import Heads
 from edge.export.graph.families.t5 import DecoderBias, EncoderBias
 from edge.export.graph.stacks import Decoder, EncoderDecoder, TextStart
 from edge.export.graph.step import FLOAT, INT32, add_output, configuration, remove_unused
-from edge.export.lower.npu import NPU
-from edge.export.npu.qdq import array_of
-from edge.export.npu.weights import NPUWeights, npu_shapes, npu_weights
 from edge.export.quantize.base import HEAD
+from edge.export.targets.npu.lowering import NPU
+from edge.export.targets.npu.qdq import array_of
+from edge.export.targets.npu.weights import NPUWeights, npu_shapes, npu_weights
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
     from edge.export.graph.linear import Embedding
-    from edge.export.lower.base import Value
+    from edge.export.graph.lowering import Value
 
 OPSET, IR_VERSION = 23, 11  # which have RMSNormalization, and integers of 16 bits
 FRAMES = 2  # of features, for each that an encoder of sound makes

@@ -1,7 +1,7 @@
 """The seam between a model's mathematics and a target's operators.
 
-Modules say `op.rms_norm(x, weight, eps)` or `op.product(x, matrix)`, and a target says which operators that is. One
-file or folder next to this one is one target; no other names fused operators or quantized products.
+Modules say `op.rms_norm(x, weight, eps)` or `op.product(x, matrix)`, and a target says which operators that is. Each
+folder of `edge.export.targets` has such a file, `lowering.py`; no others name fused operators or quantized products.
 
 B is the number of sequences, S of new tokens, T of keys, H the hidden size. Values are floats of the target's type.
 """

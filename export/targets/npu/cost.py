@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from edge.export.npu.qdq import CROSS, PAST, name_of
+from edge.export.targets.npu.qdq import CROSS, PAST, name_of
 from edge.targets import Cost
 
 

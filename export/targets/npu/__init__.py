@@ -17,15 +17,15 @@ from edge.bundle import WEIGHTS as WEIGHTS_FILE
 from edge.bundle import BundleWriter, TensorFile
 from edge.errors import ExportError, InputError
 from edge.export.graph.weights import external
-from edge.export.npu.blocks import Blocks
-from edge.export.npu.compile import compile_for, socs_of
-from edge.export.npu.cost import cost_of, multiply_adds
-from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
-from edge.export.npu.parts import parts_of
-from edge.export.npu.qdq import check_operators, quantize
-from edge.export.npu.ranges import Ranges, measure, measure_pairs
 from edge.export.quantize.base import Options
-from edge.export.target import Material, Wanted, write_json
+from edge.export.targets.base import Material, Wanted, write_json
+from edge.export.targets.npu.blocks import Blocks
+from edge.export.targets.npu.compile import compile_for, socs_of
+from edge.export.targets.npu.cost import cost_of, multiply_adds
+from edge.export.targets.npu.graphs import DECODER, ENCODER, Shape, StaticModel
+from edge.export.targets.npu.parts import parts_of
+from edge.export.targets.npu.qdq import check_operators, quantize
+from edge.export.targets.npu.ranges import Ranges, measure, measure_pairs
 from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, Cost, Shorter, StaticEncoder, StaticGraph, Table, Target
 

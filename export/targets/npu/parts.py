@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from edge.export.graph.step import remove_unused
-from edge.export.npu.qdq import FLOAT, name_of
+from edge.export.targets.npu.qdq import FLOAT, name_of
 
 TOKENS = "rows"  # the input because of which each part needs the one before
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.lower.base import HeadNorms, Lowering, Value, scalar
-from edge.export.lower.cpu import products
+from edge.export.graph.lowering import HeadNorms, Lowering, Value, scalar
+from edge.export.targets.cpu import products
 
 if TYPE_CHECKING:
     from edge.export.graph.blocks import Step

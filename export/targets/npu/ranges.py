@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edge.export.npu.blocks import Blocks
-from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
-from edge.export.npu.products import Products
-from edge.export.npu.qdq import CROSS, FLOAT, PAST, Range, activations, name_of
+from edge.export.targets.npu.blocks import Blocks
+from edge.export.targets.npu.graphs import DECODER, ENCODER, Shape, StaticModel
+from edge.export.targets.npu.products import Products
+from edge.export.targets.npu.qdq import CROSS, FLOAT, PAST, Range, activations, name_of
 from edge.runtime.providers import open_provider
 from edge.runtime.static.mask import distances_of, mask_of, source_mask_of
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from edge.export.graph.lowering import Value, scalar
 from edge.export.graph.weights import StoredFloat, StoredRows
-from edge.export.lower.base import Value, scalar
 
 if TYPE_CHECKING:
     from edge.export.graph.linear import Embedding, Linear
-    from edge.export.lower.cpu import CPU
+    from edge.export.targets.cpu.lowering import CPU
 
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 # Activations rounded to 8 bits are uint8: onnxruntime's kernels for int8 ones are a hundred times slower.

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.npu.blocks import BLOCK, Blocks
+from edge.export.targets.npu.blocks import BLOCK, Blocks
 
 # What the names of keys and values begin with: of those in the cache, those of the step, and an encoder's.
 PAST, NEW, CROSS = "past.", "new.", "cross."

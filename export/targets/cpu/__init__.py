@@ -1,0 +1,1 @@
+"""The bundle's own graphs, for onnxruntime's CPU provider."""
