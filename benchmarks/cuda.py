@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from edge.bundle import WEIGHTS, Bundle, BundleWriter, TensorFile
+from edge.export.facts.family import heads_of
+from edge.export.facts.weights import FloatTensor, LazyWeights, QTensor, Weight
 from edge.export.graph.decoder import decoder_kv
-from edge.export.graph.families.base import heads_of
 from edge.export.graph.step import configuration
-from edge.export.quantize.base import FloatTensor, LazyWeights, QTensor, Weight
 from edge.export.targets.base import write_json
 from edge.export.targets.cuda import TYPES, CUDAModel, written
 from edge.export.targets.cuda.weights import BLOCK

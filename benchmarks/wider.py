@@ -32,7 +32,7 @@ def main() -> int:
     args = parse(sys.argv[1:])
     import gguf
 
-    from edge.export.checkpoint.gguf_header import GGUFHeader
+    from edge.export.facts.gguf_header import GGUFHeader
 
     tokens = {key: value for key, value in GGUFHeader(args.gguf).metadata.items() if key.startswith("tokenizer.")}
     part = args.out.with_name(f"{args.out.name}.part")

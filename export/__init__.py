@@ -20,7 +20,8 @@ from typing import Any
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
-from edge.export.quantize.base import Options, Progress
+from edge.export.facts.progress import Progress
+from edge.export.quantize.base import Options
 from edge.extras import needing
 from edge.runtime.mapped_file import check_all
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edge.errors import ExportError
+from edge.export.facts.progress import Progress
 from edge.export.quantize import METHODS
-from edge.export.quantize.base import Progress
 from edge.export.reference.in_torch import RecordedLogits
 from edge.manifest import Manifest
 from edge.runtime.check.perplexity import CHUNK, Agreement, EngineLogits, compare, windows
@@ -19,7 +19,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 WINDOW = 512  # tokens of the text that are used: their Torch logits take 100 MB of disk at a 49k vocabulary
 QUICK_WINDOW = 64  # that the reference in numpy reads: enough to tell a broken graph from a sound one

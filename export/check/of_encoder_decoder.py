@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 from edge.export.reference.in_torch import RecordedLogits, load_torch
 from edge.export.reference.t5_in_numpy import T5Reference
 from edge.runtime.check.perplexity import Agreement, compare, pieces
@@ -23,7 +23,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 ANSWER = 32  # most tokens of an answer
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import InputError
 from edge.export.drafts.prompts import by_themselves
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model

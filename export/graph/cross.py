@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from onnxscript import nn
 
+from edge.export.facts.family import Biased, has_bias
 from edge.export.graph.blocks import Step
-from edge.export.graph.families.base import Biased, has_bias
 from edge.export.graph.linear import Projections, linear
 from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.weights import Weights

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge.bundle import BundleWriter
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.family import heads_of
+from edge.export.facts.weights import Weight
 from edge.export.graph.blocks import Attention
 from edge.export.graph.families import find_family
-from edge.export.graph.families.base import heads_of
 from edge.export.graph.prefill import build_prefill
 from edge.export.graph.rope import short_rope
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import DECODER, Built, configuration, step_graph, write_graph
 from edge.export.graph.weights import Weights
-from edge.export.quantize.base import Weight
 from edge.manifest import Dims, KVLayer, KVLayout
 
 

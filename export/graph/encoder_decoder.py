@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from onnxscript import GraphBuilder, nn
 
 from edge.bundle import BundleWriter
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.weights import Weight
 from edge.export.graph.blocks import MLP, Attention
 from edge.export.graph.cross import CrossAttention
 from edge.export.graph.families import find_family
@@ -29,7 +30,6 @@ from edge.export.graph.step import (
     write_graph,
 )
 from edge.export.graph.weights import StoredRows, Weights
-from edge.export.quantize.base import Weight
 from edge.manifest import KVLayer, KVLayout
 
 ENCODER = "graphs/encoder.onnx"

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, OpBuilder, nn
 
 if TYPE_CHECKING:
+    from edge.export.facts.family import Heads
     from edge.export.graph.blocks import Step
-    from edge.export.graph.families.base import Heads
     from edge.export.graph.linear import Embedding, Linear
 
 Value = ir.Value

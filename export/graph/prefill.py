@@ -8,14 +8,14 @@ from typing import Any
 from onnxscript import nn
 
 from edge.bundle import BundleWriter
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.family import Family
+from edge.export.facts.weights import Weight
 from edge.export.graph.blocks import Stream
-from edge.export.graph.families.base import Family
 from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import step_graph, write_graph
 from edge.export.graph.weights import PrefillWeights, Weights
-from edge.export.quantize.base import Weight
 from edge.export.quantize.prefill import rotation
 from edge.manifest import PREFILL_VERSION, Graph, KVLayout, PrefillGraph
 

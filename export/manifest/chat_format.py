@@ -23,7 +23,7 @@ from edge.runtime.text.template import DAYS, ChatTemplate, Message
 from edge.runtime.text.thinking import render as render_thinking
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import TokenizerFiles
+    from edge.export.facts.checkpoint import TokenizerFiles
 
 SLOTS = {  # by the roles of the message before and of the message itself
     (None, "system"): "system",

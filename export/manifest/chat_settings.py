@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
 from edge.export.manifest.text_format import UNKNOWN
 from edge.manifest import Generation
 from edge.manifest_checks import DRAWN

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edge.errors import ExportError
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
 from edge.manifest import Speech
 
 SAMPLE_RATE = 16_000

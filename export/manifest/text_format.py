@@ -8,9 +8,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.family import Family
 from edge.export.graph.families import find_family
-from edge.export.graph.families.base import Family
 from edge.manifest import Generation, TextFormat
 
 SAMPLE = "a text"  # that a tokenizer is shown

@@ -18,7 +18,7 @@ from edge.runtime.text.template import ChatTemplate, Message
 from edge.runtime.text.thinking import render
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import TokenizerFiles
+    from edge.export.facts.checkpoint import TokenizerFiles
 
 _THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
 _TAG = re.compile(r"[<\[][^\s<>\[\]{}()'\"\\]{1,40}[>\]]")

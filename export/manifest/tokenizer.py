@@ -10,7 +10,7 @@ from edge.errors import CheckpointError, EdgeError
 from edge.runtime.text.template import TURNS, WORDS, ChatTemplate, Message
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
+    from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
 
 SHOWN = 3  # tokens in a sentence
 

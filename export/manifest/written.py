@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge import __version__
 from edge.bundle import GOLDEN, BundleWriter
-from edge.export.quantize.base import FLOATS, FloatTensor, Progress, QTensor, RowsTensor, Weight
+from edge.export.facts.progress import Progress
+from edge.export.facts.weights import FLOATS, FloatTensor, QTensor, RowsTensor, Weight
 from edge.golden import Golden
 from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.check.golden import GoldenInput, record_form, record_golden
@@ -18,7 +19,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import PREFILL
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.export.graph.step import Built
 
 GOLDEN_TOKENS = 24

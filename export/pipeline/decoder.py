@@ -35,7 +35,7 @@ from edge.runtime.text.thinking import render
 from edge.runtime.text.tokenizer import Text
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 # Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
 GOLDEN_PROMPTS = [

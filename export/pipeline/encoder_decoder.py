@@ -15,6 +15,7 @@ from edge.errors import ExportError
 from edge.export.check import of_decoder as check
 from edge.export.check import of_encoder_decoder as check_pairs
 from edge.export.check.of_encoder_decoder import SENTENCES, Input
+from edge.export.facts.progress import Progress
 from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.families import find_family
 from edge.export.manifest.speech_format import check_window, speech
@@ -22,7 +23,7 @@ from edge.export.manifest.text_format import generation, left_out, text_format
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
 from edge.export.quantize import read_calibration
-from edge.export.quantize.base import Options, Progress
+from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
 from edge.extras import needing
 from edge.golden import Golden, noise
@@ -36,8 +37,8 @@ from edge.runtime.load import open_engine
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import QTensor
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.facts.weights import QTensor
     from edge.export.quantize.pairs import Material
     from edge.export.targets.base import Wanted
     from edge.export.targets.npu.ranges import Pair

@@ -19,7 +19,7 @@ from edge.runtime.mapped_file import check_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge.export.quantize.base import Progress
+    from edge.export.facts.progress import Progress
 
 STAGED = ".staged"  # what the first stage tells the second, a file next to the bundle's own
 

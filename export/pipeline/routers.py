@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import BundleWriter, sha256_of
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
 from edge.export.tune.result import ABOUT, KEY, OF, ROUTERS, WEIGHTS
 from edge.manifest import Manifest
 

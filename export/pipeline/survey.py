@@ -14,8 +14,8 @@ from edge.export.reference.in_torch import RecordedLogits
 from edge.export.targets.cpu.kv8 import Largest, no_rows, take_largest
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.facts.progress import Progress
 
 Floats = NDArray[np.float32]
 

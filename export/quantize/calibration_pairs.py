@@ -26,7 +26,7 @@ from edge.export.quantize.pairs import Pair, Report
 from edge.runtime.speech.audio import open_audio
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.manifest import Speech, TextFormat
 
 LINES = 256  # of a text, at most: bounds the time of an export

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import Format, Options, Weight
+from edge.export.facts.weights import Format, Weight
+from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.export.reference.in_numpy import Watch
 
 NAME = "int4"

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from edge.errors import ExportError
+from edge.export.facts.weights import EMBEDDING, HEAD, Format, QTensor, Weight, matrices
 from edge.export.quantize.allocate import choose, measure
-from edge.export.quantize.base import EMBEDDING, HEAD, Format, Options, QTensor, Weight, matrices
+from edge.export.quantize.base import Options
 from edge.export.quantize.bfloat16 import fast_dtype
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
@@ -46,7 +47,7 @@ from edge.runtime.memory.process import release_freed
 from edge.runtime.providers.cores import usable_cores
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 TRYING = "trying 4 bits"  # the stage before formats are chosen
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge import __version__
 from edge.errors import InputError
-from edge.export.quantize.base import QTensor
+from edge.export.facts.weights import QTensor
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir, drop_oldest, is_own, mark_used
 from edge.lock import locked
@@ -27,7 +27,7 @@ from edge.lock import locked
 if TYPE_CHECKING:
     import torch
 
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 EXPORTS = 3  # interrupted ones that are kept: they take as much as their bundles, or twice
 LOCK = "lock"

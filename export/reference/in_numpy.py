@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.family import heads_of, window_of
+from edge.export.facts.progress import Progress
+from edge.export.facts.weights import EMBEDDING, HEAD
 from edge.export.graph.families import find_family
-from edge.export.graph.families.base import heads_of, window_of
 from edge.export.graph.rope import cos_sin, short_rope
-from edge.export.quantize.base import EMBEDDING, HEAD, Progress
 from edge.runtime.check.perplexity import pieces
 
 Floats = NDArray[np.float32]

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 from edge.runtime.check.perplexity import LogitsSource, pieces
 
 if TYPE_CHECKING:
     import torch
 
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 
 def load_torch(checkpoint: Checkpoint, threads: int | None = None, progress: Progress | None = None) -> Any:

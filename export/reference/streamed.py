@@ -22,8 +22,8 @@ from edge.runtime.check.perplexity import pieces
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.facts.progress import Progress
 
 
 class StreamedModel:

@@ -17,8 +17,8 @@ from edge.export.graph.t5_distances import buckets
 from edge.export.reference.in_numpy import ACTIVATIONS, Floats, Tokens, places_of, read_rows, with_rows
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.facts.progress import Progress
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
+from edge.export.facts.weights import EMBEDDING, FLOATS, HEAD, Format, matrices
 from edge.export.graph.families import find_family
 from edge.export.manifest.tokenizer import compact
-from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, Format, matrices
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked

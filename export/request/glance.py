@@ -75,7 +75,7 @@ def glance_at(source: str) -> Glance | None:
 
 
 def _in_gguf(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    from edge.export.checkpoint.gguf_header import open_gguf
+    from edge.export.facts.gguf_header import open_gguf
 
     for name, info in open_gguf(path).tensors.items():
         yield name, (info.shape, info.type.name)

@@ -21,13 +21,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
+from edge.export.facts.weights import EMBEDDING, FLOATS, HEAD, matrices, packed_with
 from edge.export.quantize import METHODS
-from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, Options, matrices, packed_with
+from edge.export.quantize.base import Options
 from edge.runtime.memory.plan import parse_size, show_size
 from edge.runtime.memory.process import private_bytes
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 MB = 10**6
 FLOAT = 4  # bytes
@@ -135,7 +136,7 @@ class _Decoder:
     """Numbers of weights of a decoder, and of values in it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        from edge.export.graph.families.base import heads_of
+        from edge.export.facts.family import heads_of
 
         self.shapes = {name: checkpoint.shape(name) for name in matrices(checkpoint)}
         counts = {name: math.prod(shape) for name, shape in self.shapes.items()}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 
 RECENT = 0.15  # of the whole work, after which what was learnt before counts half
 PRIOR_S = 5.0  # at least, for which the estimate is believed before anything was measured

@@ -30,7 +30,7 @@ from edge.runtime.static.engine import StaticEngine
 from edge.targets import CUDA, TARGETS, DeviceTarget, Target, path_of
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.export.quantize.base import Options
     from edge.manifest import Manifest
 

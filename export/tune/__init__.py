@@ -24,8 +24,8 @@ from edge.export.tune.folder import LOCK, working
 from edge.registry import Registry
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.facts.progress import Progress
     from edge.export.tune.data import Example
     from edge.export.tune.trainer import Step
 

@@ -16,8 +16,8 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.drafts.prompts import built_in
+from edge.export.facts.progress import Progress
 from edge.export.quantize import METHODS
-from edge.export.quantize.base import Progress
 from edge.export.tune import ANSWERS, POLICIES, Settings, identity, refuse_other, split, tune
 from edge.export.tune.folder import working
 from edge.export.tune.generate import exported

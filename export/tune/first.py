@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 from edge.export.tune import Settings
 from edge.export.tune.depth import least_missed
 from edge.export.tune.needs import guess, measure

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from edge.bundle import sha256_of
 from edge.errors import InputError
-from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
-from edge.export.quantize.base import Progress
+from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
+from edge.export.facts.progress import Progress
 
 ROUTERS = "routers.safetensors"
 ABOUT = "tuning.json"

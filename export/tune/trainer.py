@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edge.errors import InputError
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 from edge.export.tune import Settings
 from edge.export.tune.data import Batch, Example, batches, per_epoch
 from edge.export.tune.network import Network, Tensors, divergence, likelihood

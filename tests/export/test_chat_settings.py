@@ -16,7 +16,7 @@ import edge
 from edge.cli.main import main
 from edge.errors import CheckpointError
 from edge.export.checkpoint.generation_settings import check_settings, gguf_settings
-from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.facts.gguf_header import GGUFHeader
 from edge.export.manifest.chat_settings import chat_settings
 from edge.manifest import Generation
 

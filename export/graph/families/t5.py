@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnxscript import nn
 
+from edge.export.facts.family import GGUF, Family, Heads
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Step
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
-from edge.export.graph.families.base import GGUF, Family, Heads
 from edge.export.graph.linear import Embedding
 from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.stacks import (
@@ -30,7 +30,7 @@ from edge.export.graph.weights import Weights
 from edge.manifest import Dims, EncoderDims
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.gguf_config import Metadata
+    from edge.export.facts.gguf_metadata import Metadata
 
 NAMES = ("t5", "mt5")
 TRAITS = {"gguf": "t5"}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from onnxscript import nn
 from transformers import T5GemmaConfig, T5GemmaModuleConfig
 
+from edge.export.facts.family import QKVO, Family, heads_of, window_of
 from edge.export.graph.blocks import Attention, GatedMLP, ResidualNorm, RMSNorm, Step, capped
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues
-from edge.export.graph.families.base import QKVO, Family, heads_of, window_of
 from edge.export.graph.linear import Embedding, Projections, linear
 from edge.export.graph.lowering import Lowering, Value, scalar
 from edge.export.graph.rope import RotaryTable, cos_sin

@@ -14,8 +14,8 @@ from edge.export.graph.lowering import HeadNorms, Lowering, Value, scalar
 from edge.export.targets.cpu import products
 
 if TYPE_CHECKING:
+    from edge.export.facts.family import Heads
     from edge.export.graph.blocks import Step
-    from edge.export.graph.families.base import Heads
 
 DOMAIN, VERSION = "com.microsoft", 1  # of onnxruntime's own operators
 BLOCK = 256  # logits that the search for the largest one looks at together

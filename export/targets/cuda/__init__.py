@@ -18,13 +18,14 @@ from onnxscript import GraphBuilder
 
 from edge.bundle import WEIGHTS, BundleWriter, TensorFile, Tensors, TensorSpan
 from edge.errors import ExportError, InputError
+from edge.export.facts.weights import Weight
 from edge.export.graph.decoder import decoder_kv
 from edge.export.graph.encoder_decoder import encoder_graph, layouts
 from edge.export.graph.families import find_family
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import IR_VERSION, configuration, remove_unused, step_graph
 from edge.export.manifest.written import Watched
-from edge.export.quantize.base import Options, Weight
+from edge.export.quantize.base import Options
 from edge.export.targets.base import Material, Wanted, write_json
 from edge.export.targets.cuda.lowering import CUDA
 from edge.export.targets.cuda.weights import FLOAT16, INT4, KINDS, CUDAWeights, cuda_shapes, cuda_weights
@@ -32,7 +33,7 @@ from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, DeviceTarget
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.manifest import Manifest
 
 TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}

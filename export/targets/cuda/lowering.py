@@ -20,8 +20,8 @@ from edge.export.graph.weights import StoredBlocks, StoredFloat
 from edge.export.targets.cpu.lowering import CPU, END, rotatable
 
 if TYPE_CHECKING:
+    from edge.export.facts.family import Heads
     from edge.export.graph.blocks import Step
-    from edge.export.graph.families.base import Heads
     from edge.export.graph.linear import Embedding, Linear
 
 FLOAT = ir.DataType.FLOAT

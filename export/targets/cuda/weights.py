@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from edge.bundle import Tensors
 from edge.errors import ExportError
 from edge.export import quantize as methods
+from edge.export.facts.weights import FloatTensor, LazyWeights, Weight
 from edge.export.graph.weights import Stored, Weights
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight
+from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 KINDS = INT4, INT8, FLOAT16 = "int4", "int8", "float16"
 BLOCK = 32  # that both of CUDA's ways of multiplying with integers take

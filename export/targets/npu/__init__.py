@@ -30,7 +30,7 @@ from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, Cost, Shorter, StaticEncoder, StaticGraph, Table, Target
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.manifest import Manifest
 
 CONTEXT = 512  # rows of the cache: each step reads all of them

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from onnxscript import GraphBuilder
 
 from edge.errors import ExportError
+from edge.export.facts.family import Heads
+from edge.export.facts.weights import HEAD
 from edge.export.graph.blocks import Attention, Step
 from edge.export.graph.cross import CrossAttention
 from edge.export.graph.families import find_family
-from edge.export.graph.families.base import Heads
 from edge.export.graph.families.t5 import DecoderBias, EncoderBias
 from edge.export.graph.stacks import Decoder, EncoderDecoder, TextStart
 from edge.export.graph.step import FLOAT, INT32, add_output, configuration, remove_unused
-from edge.export.quantize.base import HEAD
 from edge.export.targets.npu.lowering import NPU
 from edge.export.targets.npu.qdq import array_of
 from edge.export.targets.npu.weights import NPUWeights, npu_shapes, npu_weights
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
     from edge.export.graph.linear import Embedding
     from edge.export.graph.lowering import Value
 

@@ -15,13 +15,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.facts.weights import EMBEDDING, HEAD, FloatTensor, LazyWeights, Weight, matrices
 from edge.export.graph.weights import Stored, StoredFloat, Weights
-from edge.export.quantize.base import EMBEDDING, HEAD, FloatTensor, LazyWeights, Weight, matrices
 from edge.export.quantize.prefill import rotation
 from edge.export.quantize.smooth import find_sites, layer_norms
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 FINAL_NORM = "model.norm.weight"
 WRITERS = (".o_proj.weight", ".o_proj.bias", ".down_proj.weight", ".down_proj.bias")

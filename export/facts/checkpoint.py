@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.quantize.base import Format, QTensor
+from edge.export.facts.weights import Format, QTensor
 from edge.manifest import Tokens
 from edge.runtime.mapped_file import MappedFile, mapped_file
 
@@ -28,8 +28,8 @@ class TokenizerFiles:
 class Checkpoint(Protocol):
     """A Torch checkpoint, whatever it is stored in. Tensors are read one at a time and not kept.
 
-    A format is a file beside this one, whose `open_path` makes one of these and whose TRAITS say what it `reads`, a
-    "folder" or a "file", and by which file in a folder it is known, its `mark`.
+    A format is a file of `edge.export.checkpoint`, whose `open_path` makes one of these and whose TRAITS say what it
+    `reads`, a "folder" or a "file", and by which file in a folder it is known, its `mark`.
 
     Tensor names, shapes and row order are those of the transformers model that `config` describes, and `config`
     holds that model's whole configuration, defaults filled in (rope settings under ``rope_parameters``). Where

@@ -19,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import mapped
+from edge.export.facts.checkpoint import mapped
 from edge.gguf_parts import parts_of
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.gguf_config import Metadata
-    from edge.export.graph.weights import Weights
+    from edge.export.facts.gguf_metadata import Metadata
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Family:
     that make keys and values of the encoder's output, and stand in the encoder's graph.
     """
 
-    build: Callable[[Any, Weights, int], Any]
+    build: Callable[[Any, Any, int], Any]  # the weights are those of `edge.export.graph.weights`
     layers: Callable[[Any], LlamaLike] | None = None
     norms: Norms | None = None
     gguf: GGUF | None = None
