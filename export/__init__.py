@@ -257,7 +257,7 @@ def export(
             )  # fmt: skip
         manifest = write_routers(writer, manifest, routers, segments, tell)
         if segments is not None:
-            from edge.export.graph.skip import write_skip
+            from edge.export.targets.cpu.skip import write_skip
 
             advance(0, 0, "writing the graph that skips")
             manifest = write_skip(writer, manifest, segments)

@@ -14,7 +14,6 @@ from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError
 from edge.export import quantize as methods
 from edge.export.check import of_decoder as check
-from edge.export.graph.decoder import build_decoder
 from edge.export.manifest.chat_format import chat_format, special_tokens
 from edge.export.manifest.chat_settings import chat_settings, described
 from edge.export.manifest.thinking import described as described_thinking
@@ -26,6 +25,7 @@ from edge.export.pipeline.survey import Survey
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.prefill import prefill_weights
+from edge.export.targets.cpu.decoder import build_decoder
 from edge.export.targets.cpu.kv8 import write_kv8
 from edge.manifest import Manifest
 from edge.runtime.check.golden import GoldenInput

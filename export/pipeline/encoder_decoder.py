@@ -16,7 +16,6 @@ from edge.export.check import of_decoder as check
 from edge.export.check import of_encoder_decoder as check_pairs
 from edge.export.check.of_encoder_decoder import SENTENCES, Input
 from edge.export.facts.progress import Progress
-from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.families import find_family
 from edge.export.manifest.speech_format import check_window, speech
 from edge.export.manifest.text_format import generation, left_out, text_format
@@ -25,6 +24,7 @@ from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, re
 from edge.export.quantize import read_calibration
 from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
+from edge.export.targets.cpu.encoder_decoder import build_encoder_decoder
 from edge.extras import needing
 from edge.golden import Golden, noise
 from edge.manifest import Manifest, Speech, TextFormat
@@ -118,7 +118,7 @@ def write_encoder_decoder(
     if inputs.text is not None and (names := left_out(checkpoint)):
         say(f"The checkpoint's generation settings also have {', '.join(names)}; the bundle leaves that out.")
     if inputs.speech is not None:
-        from edge.export.graph.frontend import build_frontend
+        from edge.export.targets.cpu.frontend import build_frontend
 
         built.graphs.append(build_frontend(checkpoint.config, writer))
     writer.write_file(TOKENIZER, compact(tokenizer))

@@ -359,7 +359,7 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(tiny_checkpoin
     assert size > 130e6
     script = (
         "import torch, transformers.models.llama.modeling_llama, onnxscript\n"
-        "import edge.export.graph.decoder, edge.export.check.of_decoder\n"
+        "import edge.export.targets.cpu.decoder, edge.export.check.of_decoder\n"
         "from edge.runtime.memory.process import held\nbefore = held().peak_rss\n"
         f"edge.export({str(folder)!r}, {str(tmp_path / 'x.edge')!r}, weights='fp32', draft_text=200)\n"
         "print(held().peak_rss - before)"

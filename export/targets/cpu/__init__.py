@@ -1,1 +1,1 @@
-"""The bundle's own graphs, for onnxruntime's CPU provider."""
+"""The bundle's own graphs, which onnxruntime's CPU provider runs."""

@@ -19,7 +19,8 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
 from edge.bundle import BundleWriter
-from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, named, write_graph
+from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, named
+from edge.export.targets.cpu.files import write_graph
 from edge.manifest import KV8, KV8_STEP, Graph
 from edge.runtime.check.perplexity import pieces
 from edge.runtime.engine.engine import Engine

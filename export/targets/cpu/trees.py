@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, named, write_graph
+from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, named
+from edge.export.targets.cpu.files import write_graph
 from edge.manifest import Manifest
 
 TREE = "graphs/tree.onnx"

@@ -19,8 +19,8 @@ from onnxscript import GraphBuilder
 from edge.bundle import WEIGHTS, BundleWriter, TensorFile, Tensors, TensorSpan
 from edge.errors import ExportError, InputError
 from edge.export.facts.weights import Weight
-from edge.export.graph.decoder import decoder_kv
-from edge.export.graph.encoder_decoder import encoder_graph, layouts
+from edge.export.graph.caches import decoder_kv, layouts
+from edge.export.graph.encoder import encoder_graph
 from edge.export.graph.families import find_family
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import IR_VERSION, configuration, remove_unused, step_graph

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from edge.bundle import BundleWriter
 from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.weights import FloatTensor
-from edge.export.graph.decoder import build_decoder
 from edge.export.quantize import quantize
+from edge.export.targets.cpu.decoder import build_decoder
 
 SMALL = {
     "vocab_size": 323,  # odd, and more than the tokenizer has

@@ -5,32 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from onnxscript import GraphBuilder, nn
+from onnxscript import nn
 
 from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.weights import Weight
-from edge.export.graph.blocks import MLP, Attention
+from edge.export.graph.blocks import MLP
+from edge.export.graph.caches import layouts
 from edge.export.graph.cross import CrossAttention
+from edge.export.graph.encoder import encoder_graph
 from edge.export.graph.families import find_family
 from edge.export.graph.linear import Linear
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import (
     DECODER,
-    FLOAT,
-    INT64,
-    TARGET,
     Built,
-    Lower,
-    add_output,
     configuration,
-    cross_shapes,
-    new_graph,
     step_graph,
-    write_graph,
 )
 from edge.export.graph.weights import StoredRows, Weights
-from edge.manifest import KVLayer, KVLayout
+from edge.export.targets.cpu.files import write_graph
+from edge.export.targets.cpu.lowering import CPU
 
 ENCODER = "graphs/encoder.onnx"
 
@@ -52,8 +47,10 @@ def build_encoder_decoder(
     model: EncoderDecoder = family.build(config, store, max_context)
     kv, cross = layouts(model)
     turned = next(m for m in model.decoder.modules() if isinstance(m, CrossAttention)).long_input
-    encoder = encoder_graph(model, cross, turned).graph
-    decoder = step_graph(model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias).graph
+    encoder = encoder_graph(model, cross, turned, CPU).graph
+    decoder = step_graph(
+        model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias, lower=CPU
+    ).graph
     return Built(
         family=name,
         dims=model.dims,
@@ -78,27 +75,3 @@ def build_encoder_decoder(
 def _is_precise(module: nn.Module) -> bool:
     """Whether it is a product that reads rows in 16 bits."""
     return isinstance(module, Linear) and isinstance(module.stored, StoredRows) and module.stored.precise
-
-
-def layouts(model: EncoderDecoder) -> tuple[KVLayout, KVLayout]:
-    """The keys and values of the decoder's layers, and those of the encoder's output, in the layers' order."""
-    modules = list(model.decoder.modules())
-    attention = [m.heads for m in modules if isinstance(m, Attention)]
-    readers = [m for m in modules if isinstance(m, CrossAttention)]
-    kv = KVLayout("float32", [KVLayer(heads.key_value, heads.dim) for heads in attention])
-    return kv, KVLayout("float32", [KVLayer(m.heads, m.dim) for m in readers])
-
-
-def encoder_graph(model: EncoderDecoder, cross: KVLayout, turned: bool, lower: Lower = TARGET) -> GraphBuilder:
-    """The encoder's graph. turned, lower: as in `step_graph`."""
-    builder, op = new_graph("encoder", lower)
-    if model.bins is None:
-        x = builder.input("input_ids", INT64, [1, "T"])
-    else:
-        x = builder.input("input_features", FLOAT, [1, model.bins, "F"])
-        x = x if op.dtype == FLOAT else op.Cast(x, to=op.dtype)
-    made = model.encoder(op, x)
-    for i, (pair, layer) in enumerate(zip(made, cross.layers, strict=True)):
-        for value, part, shape in zip(pair, ("key", "value"), cross_shapes(layer, turned), strict=True):
-            add_output(builder, value, f"cross.{i}.{part}", shape, op.dtype)
-    return builder

@@ -18,7 +18,8 @@ import onnx_ir as ir
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.step import DECODER, write_graph
+from edge.export.graph.step import DECODER
+from edge.export.targets.cpu.files import write_graph
 from edge.manifest import SKIP, Manifest, Segment, cut_names
 from edge.runtime.skip.units import spans
 

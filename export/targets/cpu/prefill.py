@@ -14,9 +14,11 @@ from edge.export.facts.weights import Weight
 from edge.export.graph.blocks import Stream
 from edge.export.graph.lowering import Lowering, Value
 from edge.export.graph.stacks import Decoder
-from edge.export.graph.step import step_graph, write_graph
+from edge.export.graph.step import step_graph
 from edge.export.graph.weights import PrefillWeights, Weights
 from edge.export.quantize.prefill import rotation
+from edge.export.targets.cpu.files import write_graph
+from edge.export.targets.cpu.lowering import CPU
 from edge.manifest import PREFILL_VERSION, Graph, KVLayout, PrefillGraph
 
 PATH = "graphs/prefill.onnx"
@@ -70,5 +72,5 @@ def build_prefill(
     assert decoder.norm is not None
     decoder.start = Rotated(decoder.start, turn[0])
     decoder.norm = TurnedBack(decoder.norm, turn[1])
-    graph = step_graph(decoder, kv, config.vocab_size).graph
+    graph = step_graph(decoder, kv, config.vocab_size, lower=CPU).graph
     return write_graph(writer, "prefill", PATH, graph), PrefillGraph("int8", PREFILL_VERSION, store.groups())

@@ -8,14 +8,16 @@ from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import heads_of
 from edge.export.facts.weights import Weight
-from edge.export.graph.blocks import Attention
+from edge.export.graph.caches import decoder_kv
 from edge.export.graph.families import find_family
-from edge.export.graph.prefill import build_prefill
 from edge.export.graph.rope import short_rope
 from edge.export.graph.stacks import Decoder
-from edge.export.graph.step import DECODER, Built, configuration, step_graph, write_graph
+from edge.export.graph.step import DECODER, Built, configuration, step_graph
 from edge.export.graph.weights import Weights
-from edge.manifest import Dims, KVLayer, KVLayout
+from edge.export.targets.cpu.files import write_graph
+from edge.export.targets.cpu.lowering import CPU
+from edge.export.targets.cpu.prefill import build_prefill
+from edge.manifest import Dims
 
 
 def build_decoder(
@@ -39,7 +41,11 @@ def build_decoder(
     store = Weights(checkpoint, weights, writer)
     decoder: Decoder = family.build(config, store, max_context)
     kv = decoder_kv(decoder)
-    graphs = [write_graph(writer, "decoder", DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True).graph)]
+    graphs = [
+        write_graph(
+            writer, "decoder", DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True, lower=CPU).graph
+        )
+    ]
     heads = heads_of(config)
     dims = Dims(
         num_layers=config.num_hidden_layers,
@@ -55,9 +61,3 @@ def build_decoder(
         graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
     return Built(name, dims, kv, store.groups(), graphs, form, short_rope(config, max_context))
-
-
-def decoder_kv(decoder: Decoder) -> KVLayout:
-    """The keys and values of its layers, in their order."""
-    attention = [m for m in decoder.modules() if isinstance(m, Attention)]
-    return KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])

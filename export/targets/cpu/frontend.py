@@ -18,8 +18,10 @@ from transformers import WhisperFeatureExtractor
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.lowering import Lowering, Value, scalar
-from edge.export.graph.step import FLOAT, add_output, new_graph, write_graph
+from edge.export.graph.step import FLOAT, add_output, new_graph
 from edge.export.graph.weights import external, parameter
+from edge.export.targets.cpu.files import write_graph
+from edge.export.targets.cpu.lowering import CPU
 from edge.manifest import Graph
 
 FRONTEND = "graphs/frontend.onnx"
@@ -39,7 +41,7 @@ def build_frontend(config: Mapping[str, Any], writer: BundleWriter) -> Graph:
     bins = config["num_mel_bins"]
     if not isinstance(bins, int) or not 1 <= bins <= FRAME // 2:
         raise ExportError(f"num_mel_bins is {bins!r}; features are made in 1 to {FRAME // 2} mel filters.")
-    builder, op = new_graph("frontend")
+    builder, op = new_graph("frontend", CPU)
     pcm = builder.input("pcm", FLOAT, [1, "N"])
     features = LogMel(bins, writer)(op, pcm)
     add_output(builder, features, "input_features", [1, bins, "F"])
