@@ -7,13 +7,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edge.errors import ExportError
+from edge.export.checkpoint.whisper_vocabulary import ENGLISH_ALONE
 from edge.export.facts.checkpoint import Checkpoint
 from edge.manifest import Speech
 
 SAMPLE_RATE = 16_000
 WINDOW_SAMPLES = 30 * SAMPLE_RATE
 FRAMES = 1500  # that the encoder makes of a window
-ENGLISH_ALONE = 51_864  # tokens of OpenAI's English models; multilingual ones have more, the smallest 51,865
 
 
 def speech(checkpoint: Checkpoint) -> Speech:

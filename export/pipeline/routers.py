@@ -14,10 +14,16 @@ from numpy.typing import NDArray
 from edge.bundle import BundleWriter, sha256_of
 from edge.errors import CheckpointError
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.tune.result import ABOUT, KEY, OF, ROUTERS, WEIGHTS
 from edge.manifest import Manifest
 
 FILE = "routers.npy"
+
+# Files of a tuned model's directory.
+ROUTERS = "routers.safetensors"
+ABOUT = "tuning.json"
+KEY = "routers"  # the tensor [units, H + 1] in ROUTERS
+OF = "weights_sha256"  # in its metadata: of the weights that it was fitted to
+WEIGHTS = "model.safetensors"
 
 
 Routers = tuple[NDArray[np.float32], int]

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.reference.in_numpy import Watch
 
+# Stages that a method can do without, as they are called where they are left out.
+OWN_TEXT = "text of the model's own to calibrate on"
+TUNING = "the tuning of scales"
+FORMATS = "a format for each matrix"
+
 
 @dataclass(frozen=True)
 class Options:

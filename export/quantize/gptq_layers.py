@@ -19,11 +19,11 @@ import torch
 from edge.errors import ExportError
 from edge.export.facts.weights import EMBEDDING, HEAD, Format, QTensor, Weight, matrices
 from edge.export.quantize.allocate import choose, measure
-from edge.export.quantize.base import Options
+from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
 from edge.export.quantize.bfloat16 import fast_dtype
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.gptq import (
+from edge.export.quantize.gptq_efforts import (
     ATTENTION_STRIDE,
     EFFORTS,
     LOOKUP,
@@ -42,7 +42,6 @@ from edge.export.quantize.solve import ROUNDS, solve
 from edge.export.quantize.tune import Teacher, tune
 from edge.export.reference.in_torch import load_torch
 from edge.export.reference.streamed import StreamedModel
-from edge.export.request.memory import FORMATS, OWN_TEXT, TUNING
 from edge.runtime.memory.process import release_freed
 from edge.runtime.providers.cores import usable_cores
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge.export.facts.weights import EMBEDDING, HEAD, Format, QTensor, matrices, stack_rows
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
-from edge.export.quantize.gptq import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
+from edge.export.quantize.gptq_efforts import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
 from edge.export.quantize.solve import solve
 from edge.export.reference.in_numpy import Reference, Watch
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.export.quantize import gptq
+from edge.export.quantize import gptq_efforts
 from edge.export.quantize.base import Options
 from edge.export.request.choices import Named
 from edge.export.request.timeline import Stages
@@ -122,7 +122,7 @@ def _decoder(asked: Asked) -> Iterator[Row]:
     if asked.weights not in ("int4", "int8", "keep"):
         return
     calibrated = asked.weights == "int4"
-    in_one_run = calibrated and gptq.in_one_run(options)
+    in_one_run = calibrated and gptq_efforts.in_one_run(options)
     yield Row("opening the checkpoint", 2 if quick and (in_one_run or not calibrated) else 6)
     if in_one_run:
         yield Row("quantizing to 4 bits", products=8, columns=16)
@@ -149,12 +149,12 @@ def _decoder(asked: Asked) -> Iterator[Row]:
 def _layers(options: Options) -> Iterator[Row]:
     """Of 4 bits that are calibrated layer after layer. Windows of text and its multiples are those of `normal` in the
     measured export."""
-    effort, normal = gptq.EFFORTS[options.effort], gptq.EFFORTS["normal"]
+    effort, normal = gptq_efforts.EFFORTS[options.effort], gptq_efforts.EFFORTS["normal"]
     own = effort.own * effort.windows / normal.windows
     text = effort.windows * (1 + effort.own) / (normal.windows * 2)
     if effort.own:
         yield Row("writing text to calibrate on", products=25 * own)
-    if gptq.budget_of(options, effort) is not None:
+    if gptq_efforts.budget_of(options, effort) is not None:
         yield Row("trying 4 bits", products=15, columns=20)
         yield Row("measuring what bits bring", products=29)
     yield Row("quantizing to 4 bits", products=65 * text, columns=46)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edge.export.facts.weights import FLOATS, Format
 from edge.export.quantize.base import Options
-from edge.export.quantize.gptq import EFFORTS, budget_of, format_of
+from edge.export.quantize.gptq_efforts import EFFORTS, budget_of, format_of
 from edge.export.quantize.rtn import INT8_BLOCK
 from edge.export.request.choices import OTHER_FILES, Named, choose_weights, count_weights, default_tokens
 from edge.export.request.expected import Asked, expected

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from edge.errors import InputError
 from edge.export.facts.weights import EMBEDDING, FLOATS, HEAD, matrices, packed_with
 from edge.export.quantize import METHODS
-from edge.export.quantize.base import Options
+from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.plan import parse_size, show_size
 from edge.runtime.memory.process import private_bytes
 
@@ -38,10 +38,7 @@ LIBRARIES = {"torch": 275 * MB, "transformers": 120 * MB, "onnxscript": 65 * MB,
 SLACK = 96 * MB
 RESERVE = 0.05  # of a prediction
 
-# Stages that an export can do without, as they are called where they are left out.
-OWN_TEXT = "text of the model's own to calibrate on"
-TUNING = "the tuning of scales"
-FORMATS = "a format for each matrix"
+# Another stage that an export can do without, as it is called where it is left out.
 DRAFTS = "the text to draft from"
 
 READING = 2  # copies of a tensor that is read: a GGUF's blocks become floats in parts that are then joined
@@ -118,7 +115,7 @@ def program_bytes(request: Request) -> int:
     calibrated = request.weights in METHODS and METHODS[request.weights].traits.get("calibrated")
     alone = request.options.effort == "quick"  # a GGUF file without Torch, or it is there
     if calibrated:
-        from edge.export.quantize.gptq import in_one_run
+        from edge.export.quantize.gptq_efforts import in_one_run
 
         alone = in_one_run(request.options)
     missing = LIBRARIES.keys() - sys.modules.keys() - ({"torch", "transformers"} if alone else set())
@@ -214,7 +211,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     from edge.export.check.of_decoder import QUICK_WINDOW
     from edge.export.quantize.allocate import WINDOWS
     from edge.export.quantize.calibration import WINDOW
-    from edge.export.quantize.gptq import BLOCK, EFFORTS, OTHERS, SIDE_BY_SIDE, budget_of, in_one_run
+    from edge.export.quantize.gptq_efforts import BLOCK, EFFORTS, OTHERS, SIDE_BY_SIDE, budget_of, in_one_run
     from edge.export.quantize.sampled import PIECE, TOGETHER
     from edge.export.quantize.solve import ROWS
 
@@ -304,7 +301,7 @@ def _packed(checkpoint: Checkpoint, weights: str, options: Options) -> int:
         names.remove(EMBEDDING)
     usual, size = float(traits["bits"]), 0.0
     if traits.get("calibrated"):
-        from edge.export.quantize.gptq import EFFORTS
+        from edge.export.quantize.gptq_efforts import EFFORTS
 
         usual = options.bits or (8 if options.perplexity else EFFORTS[options.effort].bits) or usual
     for name in names:

@@ -17,11 +17,12 @@ from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.drafts.prompts import built_in
 from edge.export.facts.progress import Progress
+from edge.export.pipeline.routers import ABOUT
 from edge.export.quantize import METHODS
-from edge.export.tune import ANSWERS, POLICIES, Settings, identity, refuse_other, split, tune
+from edge.export.tune import ANSWERS, identity, refuse_other, split, tune
 from edge.export.tune.folder import working
 from edge.export.tune.generate import exported
-from edge.export.tune.result import ABOUT
+from edge.export.tune.settings import POLICIES, Settings
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.load import open_engine
 from edge.runtime.skip.evaluate import SkipFigures, measure

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.export.facts.progress import Progress
-from edge.export.tune import POLICIES, Settings
 from edge.export.tune.network import Network, Tensors
+from edge.export.tune.settings import POLICIES, Settings
 
 
 class TrainedPolicy(ABC):

@@ -25,7 +25,7 @@ from whisper_files import talking_whisper, write_ctranslate2
 
 import edge
 from edge.export.drafts import successors
-from edge.export.tune.result import ABOUT, KEY, ROUTERS
+from edge.export.pipeline.routers import ABOUT, KEY, ROUTERS
 from edge.lock import locked
 from edge.runtime.check import conformance, conformance_drafts
 from edge.runtime.model import Model
