@@ -28,7 +28,7 @@ from rich.table import Table
 
 from edge.bundle import WEIGHTS, Bundle, BundleWriter, TensorFile
 from edge.export.facts.family import heads_of
-from edge.export.facts.weights import FloatTensor, LazyWeights, QTensor, Weight
+from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight
 from edge.export.graph.caches import decoder_kv
 from edge.export.graph.step import configuration
 from edge.export.targets.base import write_json

@@ -20,7 +20,7 @@ from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tensor_names import places, text_name, without_prefix
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
-from edge.export.facts.weights import Format, QTensor
+from edge.export.facts.tensors import Format, QTensor
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"

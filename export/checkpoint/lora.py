@@ -28,7 +28,7 @@ from edge.export.checkpoint.stored import Stored, tensors_in
 from edge.export.checkpoint.tensor_names import text_name
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
-from edge.export.facts.weights import EMBEDDING, HEAD, Format, QTensor
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor
 
 NAME = "lora"
 HELP = "a LoRA adapter, which is merged into its base"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.facts.weights import Format, QTensor
+from edge.export.facts.tensors import Format, QTensor
 from edge.manifest import Tokens
 from edge.runtime.mapped_file import MappedFile, mapped_file
 

@@ -16,7 +16,7 @@ from onnxscript import nn
 from edge.errors import ExportError
 from edge.export.facts.family import QKVO, Biased, Heads, has_bias
 from edge.export.graph.linear import Projections, linear
-from edge.export.graph.lowering import HeadNorms, Lowering, Value, scalar
+from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
 from edge.export.graph.weights import Weights
 
 

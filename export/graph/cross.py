@@ -12,7 +12,7 @@ from onnxscript import nn
 from edge.export.facts.family import Biased, has_bias
 from edge.export.graph.blocks import Step
 from edge.export.graph.linear import Projections, linear
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.weights import Weights
 
 ENCODER = "encoder"  # the groups of an encoder's weights in the manifest begin with it

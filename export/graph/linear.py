@@ -8,7 +8,7 @@ from typing import Any
 from onnxscript import nn
 
 from edge.export.facts.family import Biased, has_bias
-from edge.export.graph.lowering import Lowering, Value, scalar
+from edge.export.graph.operators import Lowering, Value, scalar
 from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, StoredRows, Weights, parameter, view
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.weights import Weights
 
 

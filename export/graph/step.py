@@ -15,7 +15,7 @@ from onnxscript import GraphBuilder
 from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup, cut_names
 
 Lower = Callable[[GraphBuilder], Lowering]

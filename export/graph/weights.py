@@ -15,7 +15,7 @@ from onnxscript import nn
 from edge.bundle import WEIGHTS, Tensors
 from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.weights import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
+from edge.export.facts.tensors import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
 from edge.manifest import TensorGroup
 
 

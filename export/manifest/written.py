@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge import __version__
 from edge.bundle import GOLDEN, BundleWriter
 from edge.export.facts.progress import Progress
-from edge.export.facts.weights import FLOATS, FloatTensor, QTensor, RowsTensor, Weight
+from edge.export.facts.tensors import FLOATS, FloatTensor, QTensor, RowsTensor, Weight
 from edge.golden import Golden
 from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.check.golden import GoldenInput, record_form, record_golden

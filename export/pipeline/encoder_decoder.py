@@ -38,7 +38,7 @@ from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.facts.weights import QTensor
+    from edge.export.facts.tensors import QTensor
     from edge.export.quantize.pairs import Material
     from edge.export.targets.base import Wanted
     from edge.export.targets.npu.ranges import Pair

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 from edge.export.quantize.base import Method, Options
 from edge.registry import Registry
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edge.export.facts.weights import Format, QTensor
+from edge.export.facts.tensors import Format, QTensor
 from edge.export.quantize.allocate import Read, Unit, choose
 from edge.export.quantize.pairs import Pair, Report
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from edge.export.facts.progress import Progress
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge.errors import ExportError
 from edge.export.facts.family import Family
-from edge.export.facts.weights import FloatTensor, LazyWeights, QTensor, Weight, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices
 from edge.export.graph.families import find_family
 from edge.export.quantize import check_block_size
 from edge.export.quantize.rows import rows_to_nearest

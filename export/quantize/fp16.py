@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.errors import ExportError
-from edge.export.facts.weights import FloatTensor, LazyWeights, Weight, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
 from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:

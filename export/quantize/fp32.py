@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from edge.export.facts.weights import FloatTensor, LazyWeights, Weight, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
 from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:

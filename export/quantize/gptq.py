@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 from edge.export.quantize.base import Options
 from edge.export.quantize.gptq_efforts import EFFORTS, format_of, in_one_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edge.export.facts.weights import Format
+from edge.export.facts.tensors import Format
 from edge.export.quantize.base import Options
 
 BITS, BLOCK = 4, 64

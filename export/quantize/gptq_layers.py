@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from edge.errors import ExportError
-from edge.export.facts.weights import EMBEDDING, HEAD, Format, QTensor, Weight, matrices
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, Weight, matrices
 from edge.export.quantize.allocate import choose, measure
 from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
 from edge.export.quantize.bfloat16 import fast_dtype

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edge.export.facts.progress import Progress
-from edge.export.facts.weights import Format, QTensor
+from edge.export.facts.tensors import Format, QTensor
 from edge.export.quantize.allocate import bits_of
 from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits, some
 from edge.export.quantize.encoder_decoder import INT4_BLOCK, of_layers

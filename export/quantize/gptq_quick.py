@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.weights import EMBEDDING, HEAD, Format, QTensor, matrices, stack_rows
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, matrices, stack_rows
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.gptq_efforts import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.errors import ExportError
-from edge.export.facts.weights import FLOATS, FloatTensor, Format, LazyWeights, QTensor, Weight, matrices, packed_with
+from edge.export.facts.tensors import FLOATS, FloatTensor, Format, LazyWeights, QTensor, Weight, matrices, packed_with
 from edge.export.quantize.base import Options
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge import __version__
 from edge.errors import InputError
-from edge.export.facts.weights import QTensor
+from edge.export.facts.tensors import QTensor
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir, drop_oldest, is_own, mark_used
 from edge.lock import locked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.weights import FloatTensor, LazyWeights, QTensor, Weight, matrices, packed_with
+from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices, packed_with
 from edge.export.quantize.base import Options
 from edge.export.quantize.smooth import Smoothing
 

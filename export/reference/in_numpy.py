@@ -19,7 +19,7 @@ from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import heads_of, window_of
 from edge.export.facts.progress import Progress
-from edge.export.facts.weights import EMBEDDING, HEAD
+from edge.export.facts.tensors import EMBEDDING, HEAD
 from edge.export.graph.families import find_family
 from edge.export.graph.rope import cos_sin, short_rope
 from edge.runtime.check.perplexity import pieces

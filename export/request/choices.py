@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
-from edge.export.facts.weights import EMBEDDING, FLOATS, HEAD, Format, matrices
+from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, Format, matrices
 from edge.export.graph.families import find_family
 from edge.export.manifest.tokenizer import compact
 

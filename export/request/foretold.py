@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from edge.export.facts.weights import FLOATS, Format
+from edge.export.facts.tensors import FLOATS, Format
 from edge.export.quantize.base import Options
 from edge.export.quantize.gptq_efforts import EFFORTS, budget_of, format_of
 from edge.export.quantize.rtn import INT8_BLOCK

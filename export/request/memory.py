@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
-from edge.export.facts.weights import EMBEDDING, FLOATS, HEAD, matrices, packed_with
+from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, matrices, packed_with
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.plan import parse_size, show_size

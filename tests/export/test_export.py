@@ -27,7 +27,7 @@ from edge.export import quantize as methods
 from edge.export.check import of_decoder as checks
 from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.weights import FloatTensor
+from edge.export.facts.tensors import FloatTensor
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.request import choices
 from edge.golden import read_golden

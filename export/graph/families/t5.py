@@ -13,7 +13,7 @@ from edge.export.facts.family import GGUF, Family, Heads
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Step
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
 from edge.export.graph.linear import Embedding
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import (
     Decoder,
     DecoderLayer,

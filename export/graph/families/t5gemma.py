@@ -11,7 +11,7 @@ from edge.export.facts.family import QKVO, Family, heads_of, window_of
 from edge.export.graph.blocks import Attention, GatedMLP, ResidualNorm, RMSNorm, Step, capped
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues
 from edge.export.graph.linear import Embedding, Projections, linear
-from edge.export.graph.lowering import Lowering, Value, scalar
+from edge.export.graph.operators import Lowering, Value, scalar
 from edge.export.graph.rope import RotaryTable, cos_sin
 from edge.export.graph.stacks import (
     Decoder,

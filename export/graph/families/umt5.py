@@ -10,7 +10,7 @@ from onnxscript import nn
 from edge.export.facts.family import Family
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import t5
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.weights import Weights
 

@@ -12,7 +12,7 @@ from edge.export.graph.bart_like import NAMES, cross_keys_values, decoder_layer,
 from edge.export.graph.blocks import ResidualLayerNorm, activation_of
 from edge.export.graph.cross import ENCODER
 from edge.export.graph.linear import Embedding
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import Decoder, Encoder, EncoderDecoder, Positions, TextStart
 from edge.export.graph.weights import Weights
 from edge.manifest import Dims, EncoderDims

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import heads_of
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 from edge.export.graph.caches import decoder_kv
 from edge.export.graph.families import find_family
 from edge.export.graph.rope import short_rope

@@ -9,7 +9,7 @@ from onnxscript import nn
 
 from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 from edge.export.graph.blocks import MLP
 from edge.export.graph.caches import layouts
 from edge.export.graph.cross import CrossAttention

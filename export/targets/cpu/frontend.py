@@ -17,7 +17,7 @@ from transformers import WhisperFeatureExtractor
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.lowering import Lowering, Value, scalar
+from edge.export.graph.operators import Lowering, Value, scalar
 from edge.export.graph.step import FLOAT, add_output, new_graph
 from edge.export.graph.weights import external, parameter
 from edge.export.targets.cpu.files import write_graph

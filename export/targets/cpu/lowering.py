@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.graph.lowering import HeadNorms, Lowering, Value, scalar
+from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
 from edge.export.targets.cpu import products
 
 if TYPE_CHECKING:

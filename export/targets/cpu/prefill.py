@@ -10,9 +10,9 @@ from onnxscript import nn
 from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import Family
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 from edge.export.graph.blocks import Stream
-from edge.export.graph.lowering import Lowering, Value
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import step_graph
 from edge.export.graph.weights import PrefillWeights, Weights

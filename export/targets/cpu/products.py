@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from edge.export.graph.lowering import Value, scalar
+from edge.export.graph.operators import Value, scalar
 from edge.export.graph.weights import StoredFloat, StoredRows
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from onnxscript import GraphBuilder
 
 from edge.bundle import WEIGHTS, BundleWriter, TensorFile, Tensors, TensorSpan
 from edge.errors import ExportError, InputError
-from edge.export.facts.weights import Weight
+from edge.export.facts.tensors import Weight
 from edge.export.graph.caches import decoder_kv, layouts
 from edge.export.graph.encoder import encoder_graph
 from edge.export.graph.families import find_family

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.graph.lowering import HeadNorms, Value
+from edge.export.graph.operators import HeadNorms, Value
 from edge.export.graph.weights import StoredBlocks, StoredFloat
 from edge.export.targets.cpu.lowering import CPU, END, rotatable
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edge.bundle import Tensors
 from edge.errors import ExportError
 from edge.export import quantize as methods
-from edge.export.facts.weights import FloatTensor, LazyWeights, Weight
+from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight
 from edge.export.graph.weights import Stored, Weights
 from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edge.export.facts.weights import Format
+from edge.export.facts.tensors import Format
 from edge.export.quantize.solve import solve
 
 BITS, BLOCK = 4, 32

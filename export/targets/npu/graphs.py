@@ -12,7 +12,7 @@ from onnxscript import GraphBuilder
 
 from edge.errors import ExportError
 from edge.export.facts.family import Heads
-from edge.export.facts.weights import HEAD
+from edge.export.facts.tensors import HEAD
 from edge.export.graph.blocks import Attention, Step
 from edge.export.graph.cross import CrossAttention
 from edge.export.graph.families import find_family
@@ -26,7 +26,7 @@ from edge.export.targets.npu.weights import NPUWeights, npu_shapes, npu_weights
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.graph.linear import Embedding
-    from edge.export.graph.lowering import Value
+    from edge.export.graph.operators import Value
 
 OPSET, IR_VERSION = 23, 11  # which have RMSNormalization, and integers of 16 bits
 FRAMES = 2  # of features, for each that an encoder of sound makes

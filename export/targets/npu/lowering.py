@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.graph.lowering import HeadNorms, Lowering, Value, scalar
+from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
 from edge.export.graph.weights import StoredFloat
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.facts.weights import EMBEDDING, HEAD, FloatTensor, LazyWeights, Weight, matrices
+from edge.export.facts.tensors import EMBEDDING, HEAD, FloatTensor, LazyWeights, Weight, matrices
 from edge.export.graph.weights import Stored, StoredFloat, Weights
 from edge.export.quantize.prefill import rotation
 from edge.export.quantize.smooth import find_sites, layer_norms

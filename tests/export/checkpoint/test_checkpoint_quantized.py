@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.facts.weights import QTensor
+from edge.export.facts.tensors import QTensor
 from edge.export.quantize import quantize
 from edge.export.quantize.base import Options
 from edge.export.reference.in_torch import load_torch

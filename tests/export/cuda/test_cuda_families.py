@@ -32,7 +32,7 @@ from whisper_speaker import WINDOW
 
 from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
-from edge.export.facts.weights import LazyWeights, Weight, matrices
+from edge.export.facts.tensors import LazyWeights, Weight, matrices
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.targets.base import Wanted, check_wanted
 from edge.export.targets.cuda import CHECKED

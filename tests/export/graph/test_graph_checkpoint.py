@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from edge.bundle import BundleWriter
 from edge.export.checkpoint import open_checkpoint
-from edge.export.facts.weights import FloatTensor
+from edge.export.facts.tensors import FloatTensor
 from edge.export.quantize import quantize
 from edge.export.targets.cpu.decoder import build_decoder
 

@@ -25,7 +25,7 @@ from onnxscript import nn
 from transformers import AutoConfig
 
 from edge.bundle import BundleWriter
-from edge.export.facts.weights import FloatTensor, QTensor, Weight
+from edge.export.facts.tensors import FloatTensor, QTensor, Weight
 from edge.export.graph.linear import Embedding, Linear, Projections
 from edge.export.graph.step import new_graph
 from edge.export.graph.weights import StoredBlocks, Weights, pack_bits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.errors import ExportError, InputError
-from edge.export.facts.weights import FloatTensor, Format, QTensor
+from edge.export.facts.tensors import FloatTensor, Format, QTensor
 from edge.export.quantize import quantize, read_calibration
 from edge.export.quantize.base import Options
 from edge.export.quantize.rtn import round_to_nearest

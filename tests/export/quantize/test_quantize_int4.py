@@ -18,7 +18,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.facts.weights import Format, QTensor, matrices
+from edge.export.facts.tensors import Format, QTensor, matrices
 from edge.export.graph.weights import pack_bits, pack_blocks
 from edge.export.quantize import gptq_layers, gptq_quick, quantize, sampled
 from edge.export.quantize.allocate import WINDOWS, Unit, bits_of, choose, measure

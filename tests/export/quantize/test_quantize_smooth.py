@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.facts.weights import FloatTensor, LazyWeights, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, matrices
 from edge.export.graph.families import FAMILIES, norms_of
 from edge.export.quantize import quantize
 from edge.export.quantize.base import Options
