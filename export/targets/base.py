@@ -1,6 +1,6 @@
 """`edge export --target`: a model's graphs for one kind of device, written next to the plain ones of a bundle.
 
-Each kind is a folder next to this file, which has `check_wanted`, `write_target` and `finish_target`.
+Each kind is a folder next to this file, which `KINDS` finds by the name that it states.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
 from edge.export.check import of_decoder as check
+from edge.export.targets import KINDS
 from edge.golden import Golden
 from edge.runtime.check.golden import record_form
 from edge.runtime.check.perplexity import Agreement
@@ -27,7 +27,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import open_provider
 from edge.runtime.static.engine import StaticEngine
-from edge.targets import CUDA, TARGETS, DeviceTarget, Target, path_of
+from edge.targets import TARGETS, DeviceTarget, Target, path_of
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -56,7 +56,7 @@ makes of them."""
 
 
 class Kind(Protocol):
-    """What the module of a kind of target has."""
+    """What the folder of a kind of target has."""
 
     def check_wanted(self, wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
         """Refuse at once what cannot be made. InputError or ExportError."""
@@ -90,13 +90,8 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
 
 
 def kind(name: str) -> Kind:
-    """The module of a target's kind."""
-    module: ModuleType
-    if name == CUDA:
-        from edge.export.targets import cuda as module
-    else:
-        from edge.export.targets import npu as module
-    return cast(Kind, module)
+    """The kind of a target."""
+    return cast(Kind, KINDS.find(name).load())
 
 
 def check_target(

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.manifest import Manifest
 
+NAME = "cuda"
+HELP = "GPUs with CUDA"
+
 TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 CHECKED = "checked-"  # before the names of files that are there for the check alone
 REFUSED = {

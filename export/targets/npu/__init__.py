@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.manifest import Manifest
 
+NAME = "npu-qualcomm"
+HELP = "Qualcomm's NPUs"
+
 CONTEXT = 512  # rows of the cache: each step reads all of them
 PAIR_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
 WINDOWS = 12  # of the calibration text
