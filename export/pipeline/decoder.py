@@ -20,7 +20,7 @@ from edge.export.manifest.thinking import described as described_thinking
 from edge.export.manifest.thinking import matched_whole, thinking
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import Watched, manifest_of, say_what_changed
-from edge.export.pipeline.finish import RECORDED, Staged
+from edge.export.pipeline.finish import RECORDED, StagedDecoder
 from edge.export.pipeline.survey import Survey
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
@@ -58,7 +58,7 @@ def stage_decoder(
     prefill: bool,
     compare: bool,
     say: Callable[[str], None],
-) -> Staged:
+) -> StagedDecoder:
     """Write tensors, graphs and tokenizer of `checkpoint`, and record what they are checked against where `compare` is
     true. With little effort that is the reference in numpy, which also measures what else is needed."""
     tokenizer = fitted(checkpoint, say)
@@ -94,7 +94,9 @@ def stage_decoder(
     prompts = QUICK_PROMPTS if options.effort == "quick" else GOLDEN_PROMPTS
     bundle = Bundle(writer.staging, manifest)
     text = Text(bundle)
-    return Staged(_with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8)
+    return StagedDecoder(
+        _with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8
+    )
 
 
 def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:

@@ -1,5 +1,5 @@
-"""The second stage of a decoder's export, which runs what the first has written: the check, what drafts begin with,
-golden answers, and the KV cache in int8.
+"""The second stage of an export, which runs what the first has written: of a decoder the check, what drafts begin with,
+golden answers, and the KV cache in int8; and graphs that are made of the written one.
 
 One session at a time has the weights. A quick export imports nothing here that writes graphs, so that in a process of
 its own this stage takes what an answer takes.
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.check import of_decoder as check
-from edge.export.manifest.written import GOLDEN_TOKENS, record
+from edge.export.manifest.written import GOLDEN_TOKENS, record, write_golden
+from edge.export.pipeline.routers import Routers, write_routers
+from edge.export.quantize.base import Options
 from edge.golden import Golden
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
 from edge.runtime.check.golden import GoldenInput, record_form
@@ -27,8 +29,9 @@ from edge.runtime.load import open_engine
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
-    from edge.export.quantize.base import Options
+    from edge.export.facts.progress import Progress
     from edge.export.reference.in_torch import RecordedLogits
+    from edge.export.request.export_request import ExportRequest
     from edge.runtime.check.perplexity import Agreement
     from edge.runtime.engine.engine import Engine
 
@@ -42,9 +45,9 @@ QUICK_TOKENS = 16  # of a golden answer
 
 
 @dataclass(frozen=True)
-class Staged:
-    """What the first stage leaves. recorded: what the check compares with. windows: of the calibration text [W, S].
-    kv8: the graph over a KV cache in int8, where it is written already."""
+class StagedDecoder:
+    """What the first stage leaves of a decoder. recorded: what the check compares with. windows: of the calibration
+    text [W, S]. kv8: the graph over a KV cache in int8, where it is written already."""
 
     manifest: Manifest
     recorded: RecordedLogits | None
@@ -53,9 +56,44 @@ class Staged:
     kv8: Graph | None
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What the first stage leaves. made: a decoder that is still to be run, or an encoder-decoder's manifest and golden
+    answers. draft_text: tokens of a decoder's own answers to count a table for drafts from."""
+
+    made: StagedDecoder | tuple[Manifest, Golden]
+    routers: Routers | None
+    draft_text: int = 0
+
+
+def finish(
+    request: ExportRequest, writer: BundleWriter, staged: Staged, progress: Progress, say: Callable[[str], None]
+) -> Manifest:
+    """Check what was written and record golden answers, and write what is made of the graphs. Returns the manifest."""
+    if isinstance(staged.made, StagedDecoder):
+        manifest, golden = finish_decoder(
+            writer, staged.made, Options(progress=progress, effort=request.effort),
+            candidates=request.collects_candidates, draft_text=staged.draft_text, say=say, target=request.target,
+        )  # fmt: skip
+    else:
+        manifest, golden = staged.made
+    manifest = write_routers(writer, manifest, staged.routers, request.segments, say)
+    if request.segments is not None:
+        from edge.export.targets.cpu.skip import write_skip
+
+        progress(0, 0, "writing the graph that skips")
+        manifest = write_skip(writer, manifest, request.segments)
+    if request.trees:
+        from edge.export.targets.cpu.trees import write_trees
+
+        manifest = write_trees(writer, manifest)
+    write_golden(writer, golden)
+    return manifest
+
+
 def finish_decoder(
     writer: BundleWriter,
-    staged: Staged,
+    staged: StagedDecoder,
     options: Options,
     *,
     candidates: bool,

@@ -16,6 +16,7 @@ from edge.export.manifest.tokenizer import compact
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.request.export_request import ExportRequest
 
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
@@ -103,6 +104,13 @@ def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew:
 def default_tokens(weights: int) -> int:
     """How many tokens of text to draft from a model of `weights` weights writes by default."""
     return min(MAXIMUM_TEXT, int(WORK / weights)) if weights >= MINIMUM_WEIGHTS else 0
+
+
+def draft_tokens(request: ExportRequest, model: Named) -> int:
+    """How many tokens of its own answers a decoder writes for drafts: as many as are asked for, else the default."""
+    if request.draft_text is not None:
+        return request.draft_text
+    return 0 if request.quick else default_tokens(count_weights(model))
 
 
 def _defaults(checkpoint: Named) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge.export.facts.tensors import FLOATS, Format
 from edge.export.quantize.base import Options
 from edge.export.quantize.gptq_efforts import EFFORTS, budget_of, format_of
 from edge.export.quantize.rtn import INT8_BLOCK
-from edge.export.request.choices import OTHER_FILES, Named, choose_weights, count_weights, default_tokens
+from edge.export.request.choices import OTHER_FILES, Named, choose_weights, draft_tokens
 from edge.export.request.expected import Asked, expected
+from edge.export.request.export_request import QUICK, ExportRequest
 from edge.export.request.timeline import Stages, in_words
 
-QUICK = "quick"
 EIGHT = Format(8, INT8_BLOCK, symmetric=True)
 REUSED = {"Q8_0": Format(8, 32, symmetric=True)}  # types of GGUF files whose integers int8 has, too, and those of keep
 KEPT = REUSED | {"Q4_0": Format(4, 32, symmetric=True)}
@@ -21,44 +21,30 @@ WORTH_S, WORTH = 20, 0.5  # quick is named where it saves so many seconds, and t
 ALIKE = 0.05  # sizes that differ by less are called the same
 
 
-@dataclass(frozen=True)
-class Command:
-    """What `edge.export` is called with, as far as its time depends on that.
+def foretell(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
+    """A sentence about how long the export takes, and its stages; None where nobody measured the like."""
+    asked, quick = _asked(request, model), _asked(replace(request, effort=QUICK), model)
+    if (stages := expected(model, asked)) is None:
+        return None
+    possible = not request.quick and not (request.limited and quick.weights != "int4")
+    others = expected(model, quick) if possible else None
+    seconds, less = sum(each for _, each in stages), sum(each for _, each in others or ())
+    said = f"This takes {in_words(seconds)}"
+    if request.target is not None:
+        said += f", and longer for the graphs for {request.target}"
+    if others and seconds - less >= WORTH_S and less <= WORTH * seconds:
+        *does, last = [f"takes {in_words(less)}", *_differs(model, asked, quick)]
+        said += f"; --effort quick {', '.join(does)} and {last}" if does else f"; --effort quick {last}"
+    return f"{said}.", stages
 
-    limited: something is asked for that int4 alone has. anew: something for which integers that fit are not kept.
-    """
 
-    weights: str | None
-    options: Options
-    limited: bool
-    anew: bool
-    compare: bool
-    candidates: bool
-    draft_text: int | None
-    target: str | None
-
-    def foretell(self, model: Named) -> tuple[str, Stages] | None:
-        """A sentence about how long the export takes, and its stages; None where nobody measured the like."""
-        asked, quick = self._asked(model, self.options.effort), self._asked(model, QUICK)
-        if (stages := expected(model, asked)) is None:
-            return None
-        possible = self.options.effort != QUICK and not (self.limited and quick.weights != "int4")
-        others = expected(model, quick) if possible else None
-        seconds, less = sum(each for _, each in stages), sum(each for _, each in others or ())
-        said = f"This takes {in_words(seconds)}"
-        if self.target is not None:
-            said += f", and longer for the graphs for {self.target}"
-        if others and seconds - less >= WORTH_S and less <= WORTH * seconds:
-            *does, last = [f"takes {in_words(less)}", *_differs(model, asked, quick)]
-            said += f"; --effort quick {', '.join(does)} and {last}" if does else f"; --effort quick {last}"
-        return f"{said}.", stages
-
-    def _asked(self, model: Named, effort: str) -> Asked:
-        quick = effort == QUICK
-        weights = choose_weights(model, self.weights, quick=quick, anew=self.anew or effort == "best")
-        tokens = (0 if quick else default_tokens(count_weights(model))) if self.draft_text is None else self.draft_text
-        options = replace(self.options, effort=effort)
-        return Asked(weights, options, self.compare, self.candidates and not quick, tokens)
+def _asked(request: ExportRequest, model: Named) -> Asked:
+    named = "int4" if request.decoder_weights == "int4" else request.weights
+    weights = choose_weights(model, named, quick=request.quick, anew=request.anew)
+    options = Options(
+        request.block_size, None, None, request.effort, request.symmetric, request.bits, request.perplexity
+    )
+    return Asked(weights, options, request.check, request.collects_candidates, draft_tokens(request, model))
 
 
 def _differs(model: Named, asked: Asked, quick: Asked) -> list[str]:

@@ -24,7 +24,7 @@ from edge.errors import InputError
 from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, matrices, packed_with
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
-from edge.runtime.memory.plan import parse_size, show_size
+from edge.runtime.memory.plan import show_size
 from edge.runtime.memory.process import private_bytes
 
 if TYPE_CHECKING:
@@ -327,8 +327,3 @@ def _encoder_decoder(checkpoint: Checkpoint, weights: str) -> Iterator[Stage]:
     yield Stage("writing the weights", (2 * READING + STACKED) * largest * FLOAT)
     packed = total * (FLOAT if "fp32" in weights else ROUNDED)
     yield Stage("the written graphs", math.ceil(packed) + 2 * running + logits)
-
-
-def read_limit(limit: int | str | None) -> int | None:
-    """Bytes of a limit, which may be a text like ``8GB``; InputError where it is none."""
-    return parse_size(limit) if isinstance(limit, str) else limit
