@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from edge.export.manifest.thinking import matched_whole, thinking
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import Watched, manifest_of, say_what_changed
 from edge.export.pipeline.finish import RECORDED, StagedDecoder
+from edge.export.pipeline.plan import Plan
 from edge.export.pipeline.survey import Survey
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
@@ -34,9 +34,6 @@ from edge.runtime.text.template import FIXED_DAY, Message, chat_template, fixed_
 from edge.runtime.text.thinking import render
 from edge.runtime.text.tokenizer import Text
 
-if TYPE_CHECKING:
-    from edge.export.facts.checkpoint import Checkpoint
-
 # Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
 GOLDEN_PROMPTS = [
     "Why does the moon change its shape in the sky?",
@@ -47,29 +44,20 @@ GOLDEN_PROMPTS = [
 QUICK_PROMPTS = GOLDEN_PROMPTS[:1]
 
 
-def stage_decoder(
-    checkpoint: Checkpoint,
-    writer: BundleWriter,
-    name: str,
-    weights: str,
-    context: int,
-    options: Options,
-    *,
-    prefill: bool,
-    compare: bool,
-    say: Callable[[str], None],
-) -> StagedDecoder:
-    """Write tensors, graphs and tokenizer of `checkpoint`, and record what they are checked against where `compare` is
-    true. With little effort that is the reference in numpy, which also measures what else is needed."""
+def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Callable[[str], None]) -> StagedDecoder:
+    """Write tensors, graphs and tokenizer, and record what they are checked against where that is asked for. With
+    little effort that is the reference in numpy, which also measures what else is needed."""
+    request, checkpoint, name = plan.request, plan.checkpoint, plan.name
+    weights, context = plan.chosen.weights, plan.chosen.context
     tokenizer = fitted(checkpoint, say)
     windows = calibration_windows(checkpoint, options.calibration)
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
-    if survey := _survey(checkpoint, writer, weights, context, options, windows, compare=compare):
+    if survey := _survey(plan, options, windows, writer):
         recorded = survey.recorded
     else:
-        recorded = check.reference(checkpoint, context, options.progress) if compare else None
+        recorded = check.reference(checkpoint, context, options.progress) if request.check else None
     given = dataclasses.replace(options, measured=survey and survey.method)
-    eights = prefill_weights(checkpoint, given) if prefill else None
+    eights = prefill_weights(checkpoint, given) if request.prefill_weights == "int8" else None
     quantized = methods.quantize(checkpoint, weights, given)
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
@@ -91,7 +79,7 @@ def stage_decoder(
             say(sentence)
     chat = {"chat_template": template, "chat_format": plain, "generation": settings, "thinking": marks}
     manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
-    prompts = QUICK_PROMPTS if options.effort == "quick" else GOLDEN_PROMPTS
+    prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
     bundle = Bundle(writer.staging, manifest)
     text = Text(bundle)
     return StagedDecoder(
@@ -112,22 +100,15 @@ def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Man
     return dataclasses.replace(manifest, tokens=dataclasses.replace(manifest.tokens, eos=[*manifest.tokens.eos, *new]))
 
 
-def _survey(
-    checkpoint: Checkpoint,
-    writer: BundleWriter,
-    weights: str,
-    context: int,
-    options: Options,
-    windows: NDArray[np.int64],
-    *,
-    compare: bool,
-) -> Survey | None:
+def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: BundleWriter) -> Survey | None:
     """What a quick export measures; None of another."""
-    if options.effort != "quick":
+    if not plan.request.quick:
         return None
+    checkpoint, context = plan.checkpoint, plan.chosen.context
     (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)
-    method = methods.watch(checkpoint, weights, options, windows)
-    return Survey(checkpoint, context, method, text if compare else None, writer.staging / RECORDED, options.progress)
+    method = methods.watch(checkpoint, plan.chosen.weights, options, windows)
+    compared = text if plan.request.check else None
+    return Survey(checkpoint, context, method, compared, writer.staging / RECORDED, options.progress)
 
 
 def golden_inputs(bundle: Bundle, text: Text, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:

@@ -21,6 +21,7 @@ from edge.export.manifest.speech_format import check_window, speech
 from edge.export.manifest.text_format import generation, left_out, text_format
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
+from edge.export.pipeline.plan import Plan
 from edge.export.quantize import read_calibration
 from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.facts.tensors import QTensor
     from edge.export.quantize.pairs import Material
-    from edge.export.targets.base import Wanted
     from edge.export.targets.npu.ranges import Pair
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
@@ -69,29 +69,16 @@ def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str,
 
 
 def write_encoder_decoder(
-    checkpoint: Checkpoint,
-    writer: BundleWriter,
-    name: str,
-    weights: tuple[str, str],
-    context: int,
-    block_size: int | None,
-    calibration: str | Path | None,
-    *,
-    effort: str,
-    compare: bool,
-    progress: Progress,
-    say: Callable[[str], None],
-    target: Wanted | None = None,
+    plan: Plan, weights: tuple[str, str], writer: BundleWriter, progress: Progress, say: Callable[[str], None]
 ) -> tuple[Manifest, Golden]:
-    """Write tensors, graphs and tokenizer of `checkpoint`, and check them against the model in float32 where
-    `compare` is true. target: also write its graphs for a kind of device. Returns the manifest and golden answers.
-
-    weights: the encoder's and the decoder's. calibration: what int4 is calibrated on, a text, or the file of a text or
-    of a recording; default: what is built in.
+    """Write tensors, graphs and tokenizer, and a target's graphs, and check them against the model in float32, where
+    these are asked for. weights: the encoder's and the decoder's. Returns the manifest and golden answers.
 
     Raises:
         ExportError: weights that a half cannot have, or a calibration that cannot be used.
     """
+    request, checkpoint, name, target = plan.request, plan.checkpoint, plan.name, plan.target
+    context, block_size, calibration = plan.chosen.context, plan.chosen.block_size, request.calibration
     check_weights(*weights, block_size)
     tokenizer = fitted(checkpoint, say)
     if calibration is not None and weights[1] != "int4":
@@ -102,9 +89,9 @@ def write_encoder_decoder(
     inputs = _Inputs(checkpoint, context)
     material = inputs.material(calibration) if weights[1] == "int4" else None
     recorded = None
-    if compare and effort == "quick" and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
+    if request.check and request.quick and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
         recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
-    elif compare:
+    elif request.check:
         recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
     calibrated: dict[str, QTensor] | None = None
     if material is not None:
@@ -140,7 +127,7 @@ def write_encoder_decoder(
     if target is not None:
         from edge.export.targets.base import check_target, kind
 
-        given = Options(progress=progress, effort=effort)
+        given = Options(progress=progress, effort=request.effort)
         kind(target.name).write_target(
             target, checkpoint, writer, manifest, lambda: inputs.pairs(engine, progress), given
         )

@@ -1,65 +1,21 @@
-"""The first stage of an export, which needs the checkpoint: what is made of it is settled, and tensors, graphs and
-tokenizer are written. `finish.py` has the second."""
+"""The first stage of an export, which needs the checkpoint: tensors, graphs and tokenizer are written. `finish.py` has
+the second."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge.bundle import BundleWriter
 from edge.errors import InputError
 from edge.export import quantize as methods
-from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.progress import Progress
 from edge.export.pipeline.finish import Staged
-from edge.export.pipeline.routers import Routers, read_routers
+from edge.export.pipeline.plan import Plan
 from edge.export.quantize.base import Options
-from edge.export.request.choices import Choices, bits_within, choose, described, draft_tokens
-from edge.export.request.export_request import ExportRequest
+from edge.export.request.choices import bits_within, draft_tokens
 from edge.export.request.memory import DRAFTS, Request, leave_out
-
-if TYPE_CHECKING:
-    from edge.export.targets.base import Wanted
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is made of a checkpoint, by default too. name: the model's, in the manifest. routers: those that the
-    checkpoint has. target: whose graphs are written as well."""
-
-    request: ExportRequest
-    checkpoint: Checkpoint
-    name: str
-    chosen: Choices
-    routers: Routers | None
-    target: Wanted | None
-
-
-def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
-    """What is made of the checkpoint. Refuses what it cannot become, as far as its configuration tells."""
-    routers = read_routers(checkpoint)
-    chosen = choose(
-        checkpoint,
-        request.weights,
-        request.block_size,
-        request.max_context,
-        quick=request.quick,
-        anew=request.anew,
-    )
-    target = None
-    if request.target is not None:
-        from edge.export.targets.base import Wanted, check_wanted
-
-        target = Wanted(
-            request.target, request.target_context, request.soc, request.target_weights, request.target_activations
-        )
-        check_wanted(target, checkpoint, chosen.context)
-    name = request.name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
-    say(described(checkpoint, chosen.weights))
-    return Plan(request, checkpoint, name, chosen, routers, target)
 
 
 def stage(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable[[str], None]) -> Staged:
@@ -86,10 +42,7 @@ def _decoder(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable
         chosen.weights, options, chosen.context, request.check, prefill, drafts, required=bool(request.draft_text)
     )
     options = dataclasses.replace(options, left_out=leave_out(checkpoint, asked, request.limit, say))
-    decoder = stage_decoder(
-        checkpoint, writer, plan.name, chosen.weights, chosen.context, options,
-        prefill=prefill, compare=request.check, say=say,
-    )  # fmt: skip
+    decoder = stage_decoder(plan, options, writer, say)
     if plan.target is not None:
         from edge.export.targets.base import kind
 
@@ -116,8 +69,4 @@ def _encoder_decoder(plan: Plan, writer: BundleWriter, progress: Progress, say: 
     weights = halves(chosen.weights, request.encoder_weights, request.decoder_weights)
     asked = Request("+".join(dict.fromkeys(weights)), Options(chosen.block_size), chosen.context)
     leave_out(checkpoint, asked, request.limit, say)
-    made = write_encoder_decoder(
-        checkpoint, writer, name, weights, chosen.context, chosen.block_size, request.calibration,
-        effort=request.effort, compare=request.check, progress=progress, say=say, target=plan.target,
-    )  # fmt: skip
-    return Staged(made, plan.routers)
+    return Staged(write_encoder_decoder(plan, weights, writer, progress, say), plan.routers)
