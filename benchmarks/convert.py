@@ -68,7 +68,7 @@ def _convert(gguf: Path, out: Path, dtype: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.torch_reference import load_torch
+    from edge.export.reference.in_torch import load_torch
 
     checkpoint = open_checkpoint(str(gguf))
     load_torch(checkpoint).to(getattr(torch, dtype)).save_pretrained(out)

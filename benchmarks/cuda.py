@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 from edge.bundle import WEIGHTS, Bundle, BundleWriter, TensorFile
-from edge.export.cuda.target import TYPES, CUDAModel, written
-from edge.export.cuda.weights import BLOCK
-from edge.export.graph.decoder import decoder_kv
-from edge.export.graph.families.base import heads_of
+from edge.export.facts.family import heads_of
+from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight
+from edge.export.graph.caches import decoder_kv
 from edge.export.graph.step import configuration
-from edge.export.quantize.base import FloatTensor, LazyWeights, QTensor, Weight
-from edge.export.target import write_json
+from edge.export.targets.base import write_json
+from edge.export.targets.cuda import TYPES, CUDAModel, written
+from edge.export.targets.cuda.weights import BLOCK
 from edge.manifest import FORMAT_VERSION, Dims, KVLayout, Manifest, Source, TensorGroup, Tokens
 from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.device.device_engine import DeviceEngine

@@ -201,7 +201,7 @@ def measure_quality(forms: Sequence[Form], args: argparse.Namespace) -> tuple[fl
 
     from edge.bundle import open_bundle
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.torch_reference import TorchLogits, load_torch
+    from edge.export.reference.in_torch import TorchLogits, load_torch
     from edge.runtime.check.perplexity import EngineLogits, compare, perplexity, windows
     from edge.runtime.load import open_engine
 

@@ -96,7 +96,7 @@ def _key(source: Path) -> str:
 @cache
 def exporter_key() -> str:
     """A name for the code that writes bundles."""
-    from edge.export.kept import code_key
+    from edge.export.quantize.kept import code_key
 
     return f"{code_key():08x}"
 
@@ -111,8 +111,8 @@ def _bundle(source: str, out: str, *weights: str) -> None:
 
 def _hugging(source: str, out: str) -> None:
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.speech_format import speech
-    from edge.export.torch_reference import load_torch
+    from edge.export.manifest.speech_format import speech
+    from edge.export.reference.in_torch import load_torch
 
     checkpoint = open_checkpoint(source)
     model = load_torch(checkpoint)

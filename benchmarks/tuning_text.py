@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from edge.errors import EdgeError, InputError
-from edge.export.prompts import built_in
+from edge.export.drafts.prompts import built_in
 from edge.text_file import lines_of, read_text
 
 ASKS = (

@@ -181,7 +181,7 @@ def _open_torch(args: argparse.Namespace, progress: Progress, say: Say) -> _Subj
     from tokenizers import Tokenizer
 
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.torch_reference import TorchLogits, load_torch
+    from edge.export.reference.in_torch import TorchLogits, load_torch
     from edge.runtime.check.perplexity import check_window
 
     checkpoint = open_checkpoint(args.torch, progress=progress, say=say)

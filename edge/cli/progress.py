@@ -60,7 +60,7 @@ def time_column(countdown: Countdown) -> ProgressColumn:
         def render(self, task: Task) -> Text:
             if (left := countdown.left()) is None:
                 return super().render(task)
-            from edge.export.timeline import in_words
+            from edge.export.request.timeline import in_words
 
             return Text(f"{in_words(left)} left", style="progress.remaining")
 

@@ -141,8 +141,9 @@ def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how:
         import peft  # noqa: F401, first: before anything that takes long
         import torch  # noqa: F401
 
-        from edge.export.tune import Settings, tune
+        from edge.export.tune import tune
         from edge.export.tune.bundle import tune_to_bundle
+        from edge.export.tune.settings import Settings
         from edge.export.tune.trainer import Stopped
     settings = Settings(span=_span(asked.pop("layers", None)), **asked)
     started = time.monotonic()

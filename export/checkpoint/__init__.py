@@ -8,11 +8,11 @@ from pathlib import Path
 from edge import names
 from edge.catalog import Progress, Say
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
 from edge.home import expanded
 from edge.registry import Registry
 
-FORMATS = Registry(__name__, "format of checkpoints")  # see `base.Checkpoint`
+FORMATS = Registry(__name__, "format of checkpoints")  # see `facts.checkpoint`
 
 
 def open_checkpoint(

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.ctranslate2_file import CTranslate2File
 from edge.export.checkpoint.directory import FolderCheckpoint
 from edge.export.checkpoint.tokenizer_files import read_json
-from edge.export.checkpoint.whisper_vocabulary import END, START, read_vocabulary
-from edge.export.speech_format import ENGLISH_ALONE
+from edge.export.checkpoint.whisper_vocabulary import END, ENGLISH_ALONE, START, read_vocabulary
+from edge.export.facts.checkpoint import TokenizerFiles, finite
 from edge.manifest import Tokens
 from edge.typed_json import typed
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import mapped
+from edge.export.facts.checkpoint import mapped
 
 # CTranslate2's DataType: the name here and how the bytes are read.
 _TYPES: dict[int, tuple[str, np.dtype[Any]]] = {

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config, quantized
-from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
 from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tensor_names import places, text_name, without_prefix
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
-from edge.export.quantize.base import Format, QTensor
+from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
+from edge.export.facts.tensors import Format, QTensor
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"

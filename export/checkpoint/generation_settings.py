@@ -11,7 +11,7 @@ from edge.errors import CheckpointError
 from edge.typed_json import typed
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.gguf_header import GGUFHeader
+    from edge.export.facts.gguf_header import GGUFHeader
 
 # What llama.cpp samples with where nobody asks for anything else: its key, transformers' name.
 _GGUF = {

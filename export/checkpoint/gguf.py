@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
-from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.generation_settings import gguf_settings
-from edge.export.checkpoint.gguf_header import open_gguf
-from edge.export.quantize.base import Format, QTensor
+from edge.export.facts.checkpoint import TokenizerFiles, finite
+from edge.export.facts.gguf_header import open_gguf
+from edge.export.facts.tensors import Format, QTensor
 from edge.gguf_parts import name_of
 
 NAME = "gguf"

@@ -13,9 +13,9 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edge.errors import CheckpointError, on_one_line
-from edge.export.checkpoint.base import TokenizerFiles
-from edge.export.checkpoint.gguf_header import GGUFHeader
 from edge.export.checkpoint.vocabulary_sizes import check_character_map, check_lengths
+from edge.export.facts.checkpoint import TokenizerFiles
+from edge.export.facts.gguf_header import GGUFHeader
 from edge.manifest import Tokens
 
 T = TypeVar("T", int, float, str, bool)

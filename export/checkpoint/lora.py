@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from edge.adapter import BASE, CONFIG, WEIGHTS, is_adapter, place_of_base
 from edge.errors import CatalogError, CheckpointError
-from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite
 from edge.export.checkpoint.directory import DirectoryCheckpoint, FolderCheckpoint
 from edge.export.checkpoint.stored import Stored, tensors_in
 from edge.export.checkpoint.tensor_names import text_name
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
-from edge.export.quantize.base import EMBEDDING, HEAD, Format, QTensor
+from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor
 
 NAME = "lora"
 HELP = "a LoRA adapter, which is merged into its base"
@@ -287,8 +287,7 @@ class LoRACheckpoint(FolderCheckpoint):
 
     def _unknown(self, tensor: Stored) -> CheckpointError:
         return CheckpointError(
-            f"{tensor.file} holds the tensor {tensor.name!r}, for which LoRA has no place in {self.base.name}; "
-            f"{MERGE}."
+            f"{tensor.file} holds the tensor {tensor.name!r}, for which LoRA has no place in {self.base.name}; {MERGE}."
         )
 
     def _untie(self) -> None:

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from edge.errors import CheckpointError, on_one_line
-from edge.export.checkpoint.base import finite, mapped
 from edge.export.checkpoint.tokenizer_files import read_json
-from edge.export.quantize.base import Format, QTensor
+from edge.export.facts.checkpoint import finite, mapped
+from edge.export.facts.tensors import Format, QTensor
 from edge.runtime.mapped_file import MappedFile
 
 _TYPES = {

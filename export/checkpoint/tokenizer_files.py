@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from edge import typed_json
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import byte_tokenizer, sentencepiece_vocabulary
-from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.facts.checkpoint import TokenizerFiles
 from edge.manifest import Tokens
 from edge.runtime.text.tokenizer_file import check_character_maps
 

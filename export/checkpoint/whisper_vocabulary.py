@@ -14,6 +14,7 @@ from edge.export.checkpoint.vocabulary_sizes import check_lengths
 
 END = "<|endoftext|>"
 START = "<|startoftranscript|>"
+ENGLISH_ALONE = 51_864  # tokens of OpenAI's English models; multilingual ones have more, the smallest 51,865
 
 
 def read_vocabulary(root: Path, size: int) -> Tokenizer:

@@ -9,9 +9,9 @@ from typing import Any
 
 from onnxscript import nn
 
+from edge.export.facts.family import Biased, Heads
 from edge.export.graph.blocks import MLP, Attention, ResidualLayerNorm
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
-from edge.export.graph.families.base import Biased, Heads
 from edge.export.graph.linear import Embedding
 from edge.export.graph.stacks import (
     Decoder,

@@ -14,10 +14,10 @@ import onnx_ir as ir
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.graph.families.base import QKVO, Biased, Heads, has_bias
+from edge.export.facts.family import QKVO, Biased, Heads, has_bias
 from edge.export.graph.linear import Projections, linear
+from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import HeadNorms, Lowering, Value, scalar
 
 
 @dataclass

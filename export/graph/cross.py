@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from onnxscript import nn
 
+from edge.export.facts.family import Biased, has_bias
 from edge.export.graph.blocks import Step
-from edge.export.graph.families.base import Biased, has_bias
 from edge.export.graph.linear import Projections, linear
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 
 ENCODER = "encoder"  # the groups of an encoder's weights in the manifest begin with it
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from onnxscript import nn
 
-from edge.export.graph.families.base import Biased, has_bias
+from edge.export.facts.family import Biased, has_bias
+from edge.export.graph.operators import Lowering, Value, scalar
 from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, StoredRows, Weights, parameter, view
-from edge.export.lower.base import Lowering, Value, scalar
 
 
 class Linear(nn.Module):

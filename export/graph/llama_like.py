@@ -1,6 +1,6 @@
 """Decoders like Llama: embedding, layers of attention and a gated feed-forward block, final norm, output head.
 
-What families differ in is `families.base.LlamaLike`, and where their norms stand `families.base.Norms`.
+What families differ in is `facts.family.LlamaLike`, and where their norms stand `facts.family.Norms`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from edge.export.facts.family import GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
 from edge.export.graph.blocks import Attention, GatedMLP, HeadNorm, ResidualNorm, RMSNorm
-from edge.export.graph.families.base import GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
 from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_tables
 from edge.export.graph.stacks import Decoder, DecoderLayer, Residual, TextStart

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnxscript import nn
 
 from edge.errors import ExportError
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 
 
 class RotaryTable(nn.Module):
@@ -69,9 +69,7 @@ def cos_sin(
     return np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
 
 
-def _frequencies(
-    config: Any, parameters: Mapping[str, Any], max_context: int
-) -> tuple[NDArray[np.float32], float]:
+def _frequencies(config: Any, parameters: Mapping[str, Any], max_context: int) -> tuple[NDArray[np.float32], float]:
     """Angles per position [rotated dimensions / 2], and what cosines and sines are multiplied by.
 
     Those that depend on the sequence's length are taken at `max_context`: one table serves all steps on a text, so that

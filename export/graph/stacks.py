@@ -15,10 +15,10 @@ from onnxscript import nn
 from edge.export.graph.blocks import Step, Stream, capped, scaled, take
 from edge.export.graph.cross import CrossKeysValues
 from edge.export.graph.linear import Embedding, Head
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.rope import RotaryTable
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 

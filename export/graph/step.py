@@ -12,16 +12,13 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 from onnxscript import GraphBuilder
 
-from edge.bundle import BundleWriter
 from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
-from edge.export.lower.base import Lowering, Value
-from edge.export.lower.cpu import CPU
+from edge.export.graph.operators import Lowering, Value
 from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup, cut_names
 
 Lower = Callable[[GraphBuilder], Lowering]
-TARGET: type[Lowering] = CPU  # that graphs are written for where no other is named
 OPSET = 21
 IR_VERSION = 10  # of the ONNX file format, as opset 21 came with
 DECODER = "graphs/decoder.onnx"
@@ -78,7 +75,7 @@ def configuration(raw: dict[str, Any]) -> Any:
     return config
 
 
-def new_graph(name: str, lower: Lower = TARGET) -> tuple[GraphBuilder, Lowering]:
+def new_graph(name: str, lower: Lower) -> tuple[GraphBuilder, Lowering]:
     """A builder of an empty graph, and what modules write it with."""
     builder = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
     op = lower(builder)
@@ -90,38 +87,6 @@ def add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Shape, 
     """Make `value` an output of the graph."""
     value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
     builder.add_output(value, name)
-
-
-def write_graph(
-    writer: BundleWriter,
-    role: str,
-    path: str,
-    graph: ir.Graph,
-    *,
-    ir_version: int = IR_VERSION,
-    parts: int = 1,
-    precise_layers: int = 0,
-) -> Graph:
-    """Write a finished graph into the bundle; returns what the manifest says of it.
-
-    parts, precise_layers: of an encoder, see `Graph`.
-    """
-    for node in graph.all_nodes():
-        node.metadata_props.clear()  # the modules' names stay in the nodes' names
-    model = ir.Model(graph, ir_version=ir_version, producer_name="edge")
-    writer.write_file(path, ir.to_proto(model).SerializeToString())
-    inputs = {value.name: value.shape for value in graph.inputs}
-    ids = inputs.get("input_ids")
-    return Graph(
-        role,
-        path,
-        batch=ids is not None and ids[0] == BATCH,
-        trees=any(str(name).startswith("attention_bias") for name in inputs),
-        tokens=any(value.name == "tokens" for value in graph.outputs),
-        scores=any(map(TARGET.keeps_scores, graph.all_nodes())),
-        parts=parts,
-        precise_layers=precise_layers,
-    )
 
 
 def for_one_sequence(graph: ir.Graph) -> None:
@@ -165,7 +130,7 @@ def step_graph(
     turned: bool = False,
     bias: ScoresBias | None = None,
     chooses: bool = False,
-    lower: Lower = TARGET,
+    lower: Lower,
 ) -> GraphBuilder:
     """The graph of one step.
 

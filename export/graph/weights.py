@@ -14,8 +14,8 @@ from onnxscript import nn
 
 from edge.bundle import WEIGHTS, Tensors
 from edge.errors import ExportError
-from edge.export.checkpoint.base import Checkpoint
-from edge.export.quantize.base import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.tensors import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
 from edge.manifest import TensorGroup
 
 
@@ -244,9 +244,7 @@ class PrefillWeights(Weights):
     `matrices` holds those of the layers, and the norms and biases that differ from the decode graph's.
     """
 
-    def __init__(
-        self, source: Checkpoint, matrices: Mapping[str, Weight], writer: Tensors, decode: Weights
-    ) -> None:
+    def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight], writer: Tensors, decode: Weights) -> None:
         super().__init__(source, matrices, writer)
         self._decode = decode
 

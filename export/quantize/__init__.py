@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.base import Method, Options, Weight
+from edge.export.facts.tensors import Weight
+from edge.export.quantize.base import Method, Options
 from edge.registry import Registry
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.reference import Watch
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.reference.in_numpy import Watch
 
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 

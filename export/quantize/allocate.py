@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge.export.quantize.base import Format, QTensor, packed_with
+from edge.export.facts.tensors import Format, QTensor, packed_with
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.tune import Teacher

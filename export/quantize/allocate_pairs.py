@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from edge.export.facts.tensors import Format, QTensor
 from edge.export.quantize.allocate import Read, Unit, choose
-from edge.export.quantize.base import Format, QTensor
 from edge.export.quantize.pairs import Pair, Report
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 

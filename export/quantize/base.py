@@ -1,117 +1,22 @@
-"""The seam between quantization methods and graphs: what a quantized weight is, and what a method is."""
+"""What a quantization method is, and what may be chosen about one."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from edge.export.facts.progress import Progress
+from edge.export.facts.tensors import Weight
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.reference import Watch
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.reference.in_numpy import Watch
 
-Progress = Callable[[int, int, str], None]  # done, total, what is being done
-
-
-@dataclass(frozen=True)
-class QTensor:
-    """A weight [N, K] in integer blocks along K: ``w = scales * (q - zero_points)``.
-
-    q: [N, K] uint8, values below ``2**bits``. scales: [N, ceil(K / block_size)] float32. zero_points: the same
-    shape, uint8, or None where every zero point is ``2**(bits - 1)``. `method` names who made it.
-    """
-
-    bits: int
-    block_size: int
-    q: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    zero_points: NDArray[np.uint8] | None
-    method: str
-
-    def dequantize(self) -> NDArray[np.float32]:
-        """The float weight [N, K] that the kernels compute with."""
-        k = self.q.shape[1]
-        zero: Any = 2 ** (self.bits - 1) if self.zero_points is None else self._spread(self.zero_points, k)
-        return (self._spread(self.scales, k) * (self.q.astype(np.float32) - zero)).astype(np.float32)
-
-    def cut(self, start: int, stop: int) -> QTensor:
-        """Some of its rows."""
-        zeros = None if self.zero_points is None else self.zero_points[start:stop]
-        return dataclasses.replace(self, q=self.q[start:stop], scales=self.scales[start:stop], zero_points=zeros)
-
-    def _spread(self, per_block: NDArray[Any], k: int) -> NDArray[Any]:
-        return np.repeat(per_block, self.block_size, axis=1)[:, :k].astype(np.float32)
-
-
-@dataclass(frozen=True)
-class FloatTensor:
-    """A weight kept in floating point: float32 or float16."""
-
-    values: NDArray[Any]
-
-
-@dataclass(frozen=True)
-class RowsTensor:
-    """A weight [N, K] in int8 with one scale per output: ``w = scales[:, None] * q``.
-
-    For products of many rows, whose activations are rounded too, each row with a scale of its own; or all rows in
-    steps of `step`, where their size is known beforehand. q: [N, K] int8, in which no pair of products overflows 16
-    bits (`edge.export.quantize.rows`). scales: [N] float32. precise: rows with scales of their own are read in 16 bits,
-    at the cost of a second product.
-    """
-
-    q: NDArray[np.int8]
-    scales: NDArray[np.float32]
-    method: str
-    step: float | None = None
-    precise: bool = False
-
-    def dequantize(self) -> NDArray[np.float32]:
-        """The float weight [N, K] that the kernels compute with."""
-        return self.scales[:, None] * self.q.astype(np.float32)
-
-
-Weight = QTensor | RowsTensor | FloatTensor
-
-
-class Format(NamedTuple):
-    """How a matrix is stored; without zero points where `symmetric`."""
-
-    bits: int
-    block_size: int
-    symmetric: bool = False
-
-    def size(self, rows: int, columns: int) -> float:
-        """Bits that it takes: the last block of a row is filled up, and the zero points of a row to whole bytes."""
-        blocks = -(-columns // self.block_size)
-        zero_points = 0 if self.symmetric else 8 * -(-blocks * self.bits // 8)
-        return rows * (blocks * (self.block_size * self.bits + 32) + zero_points)
-
-
-def stack_rows(parts: Sequence[Weight]) -> Weight:
-    """Matrices of one format, stacked by rows."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, FloatTensor):
-        return FloatTensor(_joined(parts, "values"))
-    q, scales = _joined(parts, "q"), _joined(parts, "scales")
-    if isinstance(first, RowsTensor):
-        return dataclasses.replace(first, q=q, scales=scales)
-    zeros = [part.zero_points for part in parts if isinstance(part, QTensor)]
-    if all(z is None for z in zeros):
-        return dataclasses.replace(first, q=q, scales=scales)
-    middle = [np.full_like(part.scales, 2 ** (first.bits - 1), np.uint8) for part in parts if isinstance(part, QTensor)]
-    whole = np.concatenate([m if z is None else z for z, m in zip(zeros, middle, strict=True)])
-    return dataclasses.replace(first, q=q, scales=scales, zero_points=whole)
-
-
-def _joined(parts: Sequence[Weight], name: str) -> NDArray[Any]:
-    return np.concatenate([getattr(part, name) for part in parts])
+# Stages that a method can do without, as they are called where they are left out.
+OWN_TEXT = "text of the model's own to calibrate on"
+TUNING = "the tuning of scales"
+FORMATS = "a format for each matrix"
 
 
 @dataclass(frozen=True)
@@ -125,7 +30,7 @@ class Options:
     symmetric: bool = False  # without zero points
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
-    left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.memory`
+    left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.request.memory`
     measured: Watch | None = None  # what the method would measure in a run of the reference, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:
@@ -145,50 +50,3 @@ class Method(Protocol):
     def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         """Every matrix of the checkpoint (`matrices`), keyed by its name; computed at once or on access."""
         ...
-
-
-class LazyWeights(Mapping[str, Weight]):
-    """Weights that are computed when they are asked for, so that only one is in memory at a time."""
-
-    def __init__(self, names: list[str], make: Callable[[str], Weight]) -> None:
-        self._names = dict.fromkeys(names)
-        self._make = make
-
-    def __getitem__(self, name: str) -> Weight:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-
-FLOATS = {"F32", "F16", "BF16"}  # of stored types
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-
-# Projections that read the same input and are packed into one matrix of the graph: one format for all of them.
-_PACKED = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
-
-
-def matrices(checkpoint: Checkpoint) -> list[str]:
-    """Names of the weights that methods quantize: every matrix, the embedding and an untied head included."""
-    return [n for n in checkpoint.names() if n.endswith(".weight") and len(checkpoint.shape(n)) == 2]
-
-
-def packed_with(name: str, names: list[str]) -> list[str]:
-    """The matrices among `names` that share one format with `name`, itself included."""
-    for members in _PACKED:
-        for member in members:
-            if f".{member}." in name:
-                candidates = [name.replace(f".{member}.", f".{other}.") for other in members]
-                have = set(names)
-                return [c for c in candidates if c in have]
-    return [name]

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from edge.errors import ExportError
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 WINDOW = 512
 MAX_WINDOWS = 24  # windows: bounds the time of an export

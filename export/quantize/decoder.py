@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from edge.export.graph.families import find_family
-from edge.export.streamed import StreamedModel, forget_matrices, only_states, replaced
+from edge.export.reference.streamed import StreamedModel, forget_matrices, only_states, replaced
 
 
 class Decoder:

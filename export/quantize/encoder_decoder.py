@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edge.errors import ExportError
+from edge.export.facts.family import Family
+from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices
 from edge.export.graph.families import find_family
-from edge.export.graph.families.base import Family
 from edge.export.quantize import check_block_size
-from edge.export.quantize.base import FloatTensor, LazyWeights, QTensor, Weight, matrices
 from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 ENCODER_WEIGHTS = ("fp32", "int8")
 DECODER_WEIGHTS = ("fp32", "int8", "int4")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.errors import ExportError
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
+from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "fp16"
 HELP = "16-bit floating point"

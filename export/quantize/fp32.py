@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
+from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "fp32"
 HELP = "32-bit floating point"

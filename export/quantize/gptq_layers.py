@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from edge.errors import ExportError
-from edge.export.bfloat16 import fast_dtype
-from edge.export.kept import Kept, keeping
-from edge.export.memory import FORMATS, OWN_TEXT, TUNING
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, Weight, matrices
 from edge.export.quantize.allocate import choose, measure
-from edge.export.quantize.base import EMBEDDING, HEAD, Format, Options, QTensor, Weight, matrices
+from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
+from edge.export.quantize.bfloat16 import fast_dtype
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.gptq import (
+from edge.export.quantize.gptq_efforts import (
     ATTENTION_STRIDE,
     EFFORTS,
     LOOKUP,
@@ -37,16 +36,17 @@ from edge.export.quantize.gptq import (
     one_format,
 )
 from edge.export.quantize.gptq_quick import calibrated
+from edge.export.quantize.kept import Kept, keeping
 from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import ROUNDS, solve
 from edge.export.quantize.tune import Teacher, tune
-from edge.export.streamed import StreamedModel
-from edge.export.torch_reference import load_torch
+from edge.export.reference.in_torch import load_torch
+from edge.export.reference.streamed import StreamedModel
 from edge.runtime.memory.process import release_freed
 from edge.runtime.providers.cores import usable_cores
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 TRYING = "trying 4 bits"  # the stage before formats are chosen
 

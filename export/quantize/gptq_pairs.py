@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edge.export.kept import Kept, keeping
+from edge.export.facts.progress import Progress
+from edge.export.facts.tensors import Format, QTensor
 from edge.export.quantize.allocate import bits_of
 from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits, some
-from edge.export.quantize.base import Format, Progress, QTensor
 from edge.export.quantize.encoder_decoder import INT4_BLOCK, of_layers
+from edge.export.quantize.kept import Kept, keeping
 from edge.export.quantize.pairs import Material, Pair, PairDecoder, Report
 from edge.export.quantize.solve import solve
-from edge.export.torch_reference import load_torch
+from edge.export.reference.in_torch import load_torch
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 BITS = 4
 EXTRA = 0.5  # bits a weight more, for which some matrices get 8 of them

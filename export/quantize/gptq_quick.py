@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import EMBEDDING, HEAD, Format, Options, QTensor, matrices, stack_rows
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, matrices, stack_rows
+from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
-from edge.export.quantize.gptq import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
+from edge.export.quantize.gptq_efforts import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
 from edge.export.quantize.solve import solve
-from edge.export.reference import Reference, Watch
+from edge.export.reference.in_numpy import Reference, Watch
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 Floats = NDArray[np.float32]
 

@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.errors import ExportError
-from edge.export.quantize.base import (
-    FLOATS,
-    FloatTensor,
-    Format,
-    LazyWeights,
-    Options,
-    QTensor,
-    Weight,
-    matrices,
-    packed_with,
-)
+from edge.export.facts.tensors import FLOATS, FloatTensor, Format, LazyWeights, QTensor, Weight, matrices, packed_with
+from edge.export.quantize.base import Options
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "keep"
 HELP = "the own precision of a GGUF or a quantized folder"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from edge.export.kept import Kept
+from edge.export.quantize.kept import Kept
 
 Report = Callable[[int, int, str], None]
 

@@ -22,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
+from edge.export.facts.tensors import FloatTensor, LazyWeights, RowsTensor, Weight, matrices
+from edge.export.quantize.base import Options
 from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.smooth import Smoothing, find_sites, layer_norms
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 LARGEST = 4.5  # of a norm's rotated output, in multiples of its root mean square; what is beyond is cut to it
 SEED = 20240404

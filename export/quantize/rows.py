@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import RowsTensor
+from edge.export.facts.tensors import RowsTensor
 
 METHOD = "rows, no overflow"
 PAIR = 128  # that a pair's positive weights sum to at most, and its negative ones in absolute value

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, QTensor, Weight, matrices, packed_with
+from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices, packed_with
+from edge.export.quantize.base import Options
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "int8"
 HELP = "8 bits, smoothed on text"

@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.facts.family import Norms
 from edge.export.graph.families import norms_of
-from edge.export.graph.families.base import Norms
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
-from edge.export.reference import Reference, Watch
+from edge.export.reference.in_numpy import Reference, Watch
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.facts.checkpoint import Checkpoint
 
 TOKENS = 256  # of the calibration text: the largest channels are the same ones everywhere
 MIN_SCALE = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import Format, QTensor
+from edge.export.facts.tensors import Format, QTensor
 from edge.runtime.providers.cores import usable_cores
 
 Floats = NDArray[np.float32]

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from edge.export.bfloat16 import fast_dtype
-from edge.export.quantize.base import QTensor
+from edge.export.facts.tensors import QTensor
+from edge.export.quantize.bfloat16 import fast_dtype
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import to_float16
 from edge.runtime.memory.process import release_freed

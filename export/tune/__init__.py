@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,92 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.errors import InputError
-from edge.export.prompts import built_in
+from edge.export.drafts.prompts import built_in
 from edge.export.tune.folder import LOCK, working
-from edge.registry import Registry
+from edge.export.tune.settings import Settings
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.facts.progress import Progress
     from edge.export.tune.data import Example
     from edge.export.tune.trainer import Step
 
-POLICIES = Registry(__name__, "policy")  # to tune for; see `policy.TrainedPolicy`
 ANSWERS = "answers.jsonl"
 SETTINGS = "settings.json"
-LOSSES = ("distill", "lm", "both")
-PRECISIONS = ("auto", "bf16", "fp32")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a tuned model depends on, besides the model.
-
-    data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
-    training with the data or without any; where there is neither, built-in ones. batch: sequences of a step. length:
-    the maximum of tokens of each. answer, temperature: the maximum of tokens of an answer of the model's own, and what
-    it is drawn at (0: the likeliest tokens). rank: of the adapters. rate: the highest learning rate. loss: distill for
-    the KL divergence from the untouched model, lm for the text's own likelihood, or both, where the model's own answers
-    have the first alone. held: the maximum of sequences that are not trained on, so that figures can be taken on them.
-
-    Of the policy: ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the
-    minimum and the maximum of layers that run, of skipdecode. unit: layers that first leaves out together. candidates:
-    units that have a router. penalty: of first, nats for the squared distance of the share that routers leave out from
-    `ratio`; a tenth of the layers costs 0.6 with 60, the default.
-    """
-
-    policy: str
-    data: Path | None = None
-    prompts: Path | None = None
-    steps: int = 300
-    batch: int = 4
-    length: int = 320
-    answer: int = 256
-    temperature: float = 1.0
-    rank: int = 16
-    rate: float = 1e-3
-    loss: str = "distill"
-    seed: int = 0
-    precision: str = "auto"
-    held: int = 0
-    ratio: float | None = None
-    span: tuple[int, int] | None = None
-    unit: int = 1
-    candidates: int | None = None
-    penalty: float | None = None
-
-    def check(self) -> None:
-        """Raises InputError where a value is out of its range."""
-        for name, value, minimum in (
-            ("--steps", self.steps, 1),
-            ("--batch", self.batch, 1),
-            ("--length", self.length, 48),
-            ("--answer", self.answer, 16),
-            ("--rank", self.rank, 1),
-            ("--seed", self.seed, 0),
-        ):
-            if value < minimum:
-                raise InputError(f"{name} must be {minimum} or more, not {value}.")
-        if not 0 <= self.temperature <= 10:
-            raise InputError(f"--temperature must lie between 0 and 10, not {self.temperature:g}.")
-        if not 0 < self.rate < 1:
-            raise InputError(f"--rate must lie between 0 and 1, not {self.rate:g}.")
-        for option, choice, choices in (("--loss", self.loss, LOSSES), ("--precision", self.precision, PRECISIONS)):
-            if choice not in choices:
-                raise InputError(f"There is no {option} {choice!r}; choose one of {', '.join(choices)}.")
-
-    @property
-    def answering(self) -> bool:
-        """Whether the model's own answers are trained on."""
-        return self.data is None or self.prompts is not None
-
-    def sources(self, own: Path) -> list[Path]:
-        """The files that are read: the data, and `own`, which holds the prompts that are answered or the answers."""
-        return [*([] if self.data is None else [self.data]), *([own] if self.answering else [])]
-
-    def given(self, source: Path) -> bool:
-        """Whether a file of `sources` comes from outside."""
-        return source == self.data
 
 
 def tune(
@@ -132,8 +57,8 @@ def tune(
     """
     import torch
 
-    from edge.export import bfloat16
     from edge.export.checkpoint import open_checkpoint
+    from edge.export.quantize import bfloat16
     from edge.export.tune.generate import answer_all, drawn, read_prompts
     from edge.export.tune.network import Network, fast_bf16, pick_device
     from edge.export.tune.policy import make_policy
@@ -197,7 +122,7 @@ def tune(
 def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:
     from tokenizers import Tokenizer
 
-    from edge.export.chat_format import special_tokens
+    from edge.export.manifest.chat_format import special_tokens
     from edge.export.tune.data import read_examples
     from edge.runtime.text.template import FIXED_DAY, ChatTemplate
 

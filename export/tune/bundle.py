@@ -15,13 +15,14 @@ import numpy as np
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.prompts import built_in
+from edge.export.drafts.prompts import built_in
+from edge.export.facts.progress import Progress
+from edge.export.pipeline.routers import ABOUT
 from edge.export.quantize import METHODS
-from edge.export.quantize.base import Progress
-from edge.export.tune import ANSWERS, POLICIES, Settings, identity, refuse_other, split, tune
+from edge.export.tune import ANSWERS, identity, refuse_other, split, tune
 from edge.export.tune.folder import working
 from edge.export.tune.generate import exported
-from edge.export.tune.result import ABOUT
+from edge.export.tune.settings import POLICIES, Settings
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.check.skip_policies import SkipFigures, measure
 from edge.runtime.load import open_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from edge.export.quantize.base import Progress
+from edge.export.facts.progress import Progress
 from edge.export.tune.gates import Gate
 from edge.export.tune.network import Network, Tensors, divergence
 from edge.home import replace_text

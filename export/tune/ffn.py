@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from edge.export.tune import Settings
 from edge.export.tune.network import Network, Tensors
 from edge.export.tune.policy import TrainedPolicy, ratio_of
+from edge.export.tune.settings import Settings
 from edge.runtime.skip.ffn import candidates, most_redundant
 
 NAME = "ffn"

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import Progress
-from edge.export.tune import Settings
+from edge.export.facts.progress import Progress
 from edge.export.tune.depth import least_missed
 from edge.export.tune.needs import guess, measure
 from edge.export.tune.network import Network, Tensors
 from edge.export.tune.policy import TrainedPolicy, ratio_of
+from edge.export.tune.settings import Settings
 from edge.runtime.skip.first import EPSILON
 
 NAME = "first"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError
-from edge.export.prompts import PREVIOUS
-from edge.export.quantize.base import Progress
+from edge.export.drafts.prompts import PREVIOUS
+from edge.export.facts.progress import Progress
 from edge.export.tune.data import Row, read_rows
 from edge.runtime.decode.answer import ANSWER_TOKENS, GenerateOptions
 from edge.runtime.decode.sampling import UNSHAPED

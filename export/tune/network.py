@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from edge.errors import InputError
-from edge.export.bfloat16 import fast_dtype
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.progress import Progress
 from edge.export.graph.families import find_family
-from edge.export.quantize.base import Progress
-from edge.export.torch_reference import load_torch
+from edge.export.quantize.bfloat16 import fast_dtype
+from edge.export.reference.in_torch import load_torch
 from edge.export.tune.data import Batch
 from edge.export.tune.gates import Gate, Gates, Watch
 

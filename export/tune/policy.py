@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.export.quantize.base import Progress
-from edge.export.tune import POLICIES, Settings
+from edge.export.facts.progress import Progress
 from edge.export.tune.network import Network, Tensors
+from edge.export.tune.settings import POLICIES, Settings
 
 
 class TrainedPolicy(ABC):

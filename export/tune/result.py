@@ -13,14 +13,9 @@ from numpy.typing import NDArray
 
 from edge.bundle import sha256_of
 from edge.errors import InputError
-from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
-from edge.export.quantize.base import Progress
-
-ROUTERS = "routers.safetensors"
-ABOUT = "tuning.json"
-KEY = "routers"  # the tensor [units, H + 1] in ROUTERS
-OF = "weights_sha256"  # in its metadata: of the weights that it was fitted to
-WEIGHTS = "model.safetensors"
+from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
+from edge.export.facts.progress import Progress
+from edge.export.pipeline.routers import ABOUT, KEY, OF, ROUTERS, WEIGHTS
 
 
 def write_result(

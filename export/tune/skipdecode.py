@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from edge.export.tune import Settings
 from edge.export.tune.network import Network, Tensors
 from edge.export.tune.policy import TrainedPolicy, span_of
+from edge.export.tune.settings import Settings
 from edge.runtime.skip.skipdecode import HORIZON, WARM, level_ends
 
 NAME = "skipdecode"

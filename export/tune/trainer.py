@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from edge.errors import InputError
-from edge.export.quantize.base import Progress
-from edge.export.tune import Settings
+from edge.export.facts.progress import Progress
 from edge.export.tune.data import Batch, Example, batches, per_epoch
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy
+from edge.export.tune.settings import Settings
 
 LOOKED_AT = 1  # batches that a policy sees before the first step
 WARM_UP = 0.1  # of the steps: the learning rate rises

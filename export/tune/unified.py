@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from edge.export.tune import Settings
 from edge.export.tune.policy import TrainedPolicy, ratio_of
+from edge.export.tune.settings import Settings
 from edge.runtime.skip.unified import spread
 
 NAME = "unified"

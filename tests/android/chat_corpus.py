@@ -9,7 +9,7 @@ from pathlib import Path
 from chat_templates import KNOWN, conversations
 
 from edge.errors import InputError
-from edge.export.chat_format import chat_format, render
+from edge.export.manifest.chat_format import chat_format, render
 from edge.runtime.text.template import ChatTemplate
 
 

@@ -24,8 +24,8 @@ from tiny_encoder_decoders import nllb_bundle, t5_bundle
 from whisper_files import talking_whisper, write_ctranslate2
 
 import edge
-from edge.export import successors
-from edge.export.tune.result import ABOUT, KEY, ROUTERS
+from edge.export.drafts import successors
+from edge.export.pipeline.routers import ABOUT, KEY, ROUTERS
 from edge.lock import locked
 from edge.runtime.check import conformance, conformance_drafts
 from edge.runtime.model import Model

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.export import bfloat16
+from edge.export.quantize import bfloat16
 
 
 def _forget() -> None:

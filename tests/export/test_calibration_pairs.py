@@ -16,9 +16,9 @@ from unigram_tokenizers import SENTENCES, save_tokenizer
 from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.errors import EdgeError, ExportError
-from edge.export.calibration_pairs import LINES, TRANSCRIPT, WINDOWS, Lines, Sounds, lines, sounds
-from edge.export.kept import Kept
 from edge.export.quantize import voice
+from edge.export.quantize.calibration_pairs import LINES, TRANSCRIPT, WINDOWS, Lines, Sounds, lines, sounds
+from edge.export.quantize.kept import Kept
 from edge.manifest import Speech, TextFormat, Tokens
 
 END = IDS["<|endoftext|>"]

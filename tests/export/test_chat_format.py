@@ -11,7 +11,7 @@ import pytest
 from chat_templates import CHATML, KNOWN, QWEN_3, conversations
 
 from edge.errors import InputError
-from edge.export.chat_format import chat_format, render
+from edge.export.manifest.chat_format import chat_format, render
 from edge.manifest import ChatFormat, ChatSlot
 from edge.runtime.text.template import ChatTemplate, Message
 

@@ -15,9 +15,9 @@ from thinking_models import PLAIN, tiny_thinker
 import edge
 from edge.cli.main import main
 from edge.errors import CheckpointError
-from edge.export.chat_settings import chat_settings
 from edge.export.checkpoint.generation_settings import check_settings, gguf_settings
-from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.facts.gguf_header import GGUFHeader
+from edge.export.manifest.chat_settings import chat_settings
 from edge.manifest import Generation
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}

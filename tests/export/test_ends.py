@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import edge
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import TokenizerFiles
-from edge.export.tokenizer import fitted
+from edge.export.facts.checkpoint import TokenizerFiles
+from edge.export.manifest.tokenizer import fitted
 from edge.golden import read_golden
 from edge.manifest import Tokens
 from edge.runtime.text.tokenizer import Text

@@ -19,14 +19,15 @@ from edge.cli.export import stages
 from edge.cli.main import main
 from edge.cli.progress import Countdown
 from edge.errors import CheckpointError
-from edge.export import checkpoint, expected
+from edge.export import checkpoint
 from edge.export.checkpoint import open_checkpoint
-from edge.export.choices import count_weights
-from edge.export.expected import PRODUCTS, crowd
-from edge.export.foretold import Command
-from edge.export.glance import Glance, glance_at
-from edge.export.quantize.base import Options
-from edge.export.timeline import Stages
+from edge.export.request import expected
+from edge.export.request.choices import count_weights
+from edge.export.request.expected import PRODUCTS, crowd
+from edge.export.request.export_request import ExportRequest
+from edge.export.request.foretold import foretell
+from edge.export.request.glance import Glance, glance_at
+from edge.export.request.timeline import Stages
 
 SMOLLM2 = dict(hidden=576, inner=1536, layers=30, vocabulary=49_152)
 TINY = dict(hidden=64, inner=96, layers=2, vocabulary=300)
@@ -51,13 +52,9 @@ def llama(*, hidden: int, inner: int, layers: int, vocabulary: int, kind: str = 
 
 
 def foretold(model: Glance, weights: str | None = None, **asked: Any) -> tuple[str, Stages]:
-    own = {name: asked.pop(name, usual) for name, usual in USUAL.items()}
-    found = Command(weights, Options(**asked), **own).foretell(model)
+    found = foretell(ExportRequest("some-model", weights=weights, **{"candidates": True, **asked}), model)
     assert found is not None
     return found
-
-
-USUAL: dict[str, Any] = dict(limited=False, anew=False, compare=True, candidates=True, draft_text=None, target=None)
 
 
 def seconds(model: Glance, weights: str | None = None, **asked: Any) -> float:
@@ -81,8 +78,7 @@ def test_quick_is_named_with_its_time_and_its_size_where_it_helps(kind: str) -> 
         (TINY, {"weights": "int8"}),
         (SMOLLM2, {"effort": "quick"}),
         (SMOLLM2, {"effort": "quick", "weights": "int4"}),
-        *((SMOLLM2, {"limited": True, option: value}) for option, value in (("bits", 5.2), ("symmetric", True))),
-        (SMOLLM2, {"limited": True, "perplexity": 1.05}),
+        *((SMOLLM2, {option: value}) for option, value in (("bits", 5.2), ("symmetric", True), ("perplexity", 1.05))),
     ],
 )
 def test_quick_is_not_named_where_it_would_not_help_or_is_refused(model: dict[str, int], asked: dict[str, Any]) -> None:
@@ -95,7 +91,7 @@ def test_quick_is_not_named_where_it_would_not_help_or_is_refused(model: dict[st
     [
         ({"weights": "int4"}, "calibrates on less text and prepares nothing for drafts."),
         ({"weights": "int4", "candidates": False, "draft_text": 0}, "and calibrates on less text."),
-        ({"weights": "int4", "limited": True, "bits": 4.8}, "calibrates on less text and prepares nothing for drafts."),
+        ({"weights": "int4", "bits": 4.8}, "calibrates on less text and prepares nothing for drafts."),
         ({"weights": "int8"}, "s and prepares nothing for drafts."),
         ({"effort": "best"}, "makes a bundle that is 1.6 times as large and prepares nothing for drafts."),
     ],
@@ -111,7 +107,7 @@ def test_a_target_whose_graphs_nobody_timed_is_named() -> None:
 
 
 def test_what_nobody_measured_is_not_estimated() -> None:
-    assert Command("fp32", Options(), **USUAL).foretell(llama(**SMOLLM2)) is None
+    assert foretell(ExportRequest("some-model", weights="fp32"), llama(**SMOLLM2)) is None
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -197,7 +193,7 @@ def test_a_glance_at_a_damaged_model_leaves_the_sentence_to_who_opens_it(
         content[draw.randrange(min(len(content), 2000))] = draw.randrange(256)
     file.write_bytes(content[: draw.choice([len(content), draw.randrange(40)])])
     if (glance := glance_at(str(folder))) is not None:
-        Command(None, Options(), **USUAL).foretell(glance)
+        foretell(ExportRequest(folder), glance)
 
 
 class Terminal(io.StringIO):

@@ -23,13 +23,13 @@ from edge import catalog
 from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError, MissingExtraError
-from edge.export import check as checks
-from edge.export import choices
 from edge.export import quantize as methods
+from edge.export.check import of_decoder as checks
 from edge.export.checkpoint import open_checkpoint
-from edge.export.checkpoint.base import Checkpoint
-from edge.export.quantize.base import FloatTensor
-from edge.export.torch_reference import TorchLogits, load_torch
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.tensors import FloatTensor
+from edge.export.reference.in_torch import TorchLogits, load_torch
+from edge.export.request import choices
 from edge.golden import read_golden
 from edge.runtime.check.golden import replay_golden
 from edge.runtime.check.perplexity import Agreement, EngineLogits, perplexity, windows
@@ -268,7 +268,7 @@ def test_an_export_that_ends_early_removes_the_folders_it_made(
         made.append((tmp_path / "new" / "dir").is_dir())
         raise error
 
-    monkeypatch.setattr("edge.export.decoder.stage_decoder", fail)
+    monkeypatch.setattr("edge.export.pipeline.decoder.stage_decoder", fail)
     (tmp_path / "old").mkdir()
     for folder in ("new/dir", "old"):
         assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / folder / "x.edge"), "--no-check"]) == status
@@ -284,7 +284,7 @@ def test_a_new_folder_in_which_something_else_appears_stays(
         (tmp_path / "new" / "other.txt").write_text("another program's")
         raise ExportError("It broke.")
 
-    monkeypatch.setattr("edge.export.decoder.stage_decoder", fail)
+    monkeypatch.setattr("edge.export.pipeline.decoder.stage_decoder", fail)
     with pytest.raises(ExportError, match="It broke"):
         edge.export(tiny_checkpoint, tmp_path / "new" / "dir" / "x.edge", check=False)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["other.txt"]
@@ -359,7 +359,7 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(tiny_checkpoin
     assert size > 130e6
     script = (
         "import torch, transformers.models.llama.modeling_llama, onnxscript\n"
-        "import edge.export.graph.decoder, edge.export.check\n"
+        "import edge.export.targets.cpu.decoder, edge.export.check.of_decoder\n"
         "from edge.runtime.memory.process import held\nbefore = held().peak_rss\n"
         f"edge.export({str(folder)!r}, {str(tmp_path / 'x.edge')!r}, weights='fp32', draft_text=200)\n"
         "print(held().peak_rss - before)"

@@ -14,7 +14,7 @@ import edge
 from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError
-from edge.export import check_pairs
+from edge.export.check import of_encoder_decoder as check_pairs
 from edge.export.quantize import voice
 from edge.golden import noise, read_golden
 from edge.runtime.check.golden import replay_golden
@@ -90,7 +90,7 @@ def test_a_umt5_whose_head_is_its_own_is_not_scaled(tiny_t5: Path, tmp_path: Pat
     from transformers import UMT5Config, UMT5ForConditionalGeneration
 
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.torch_reference import load_torch
+    from edge.export.reference.in_torch import load_torch
 
     root = tmp_path / "umt5"
     shutil.copytree(tiny_t5, root)

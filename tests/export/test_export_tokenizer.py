@@ -7,7 +7,7 @@ import json
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from edge.bundle import Bundle
-from edge.export.tokenizer import compact
+from edge.export.manifest.tokenizer import compact
 
 
 def bpe(merges: list[tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ import edge
 from edge.cli.main import main
 from edge.errors import BundleError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.text_format import generation, left_out
+from edge.export.manifest.text_format import generation, left_out
 from edge.manifest import Manifest, parse
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.engine.engine import Engine

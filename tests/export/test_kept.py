@@ -13,8 +13,8 @@ import torch
 from decoder_configs import checkpoint_of
 from safetensors import SafetensorError
 
-from edge.export.kept import EXPORTS, Kept, keeping
-from edge.export.quantize.base import QTensor
+from edge.export.facts.tensors import QTensor
+from edge.export.quantize.kept import EXPORTS, Kept, keeping
 from edge.export.quantize.rtn import round_to_nearest
 from edge.home import cache_dir
 from edge.runtime.memory.process import private_bytes

@@ -23,17 +23,9 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.families import find_family
-from edge.export.memory import (
-    DRAFTS,
-    FORMATS,
-    OWN_TEXT,
-    TUNING,
-    Request,
-    leave_out,
-    stages_of,
-)
 from edge.export.quantize import quantize
-from edge.export.quantize.base import Options
+from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
+from edge.export.request.memory import DRAFTS, Request, leave_out, stages_of
 from edge.manifest import Tokens
 from edge.runtime.memory import process
 from edge.runtime.memory.sizes import parse_size
@@ -178,9 +170,9 @@ def test_an_export_takes_no_more_than_was_predicted(wide: Path, tmp_path: Path, 
 def test_the_command_refuses_before_anything_is_loaded(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.export.decoder.stage_decoder", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("edge.export.pipeline.decoder.stage_decoder", lambda *_, **__: pytest.fail("it was loaded"))
     # What a whole test run holds by now is added to what the export takes.
-    monkeypatch.setattr("edge.export.memory.private_bytes", lambda: 100_000_000)
+    monkeypatch.setattr("edge.export.request.memory.private_bytes", lambda: 100_000_000)
     for weights in ("int4", "int8"):
         command = ["export", str(tiny_checkpoint), "--weights", weights, "-o", str(tmp_path / "x.edge"), "--memory"]
         assert main([*command, "20MB"]) == 2

@@ -23,8 +23,8 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.families import FAMILIES
-from edge.export.reference import Reference
-from edge.export.torch_reference import TorchLogits, load_torch
+from edge.export.reference.in_numpy import Reference
+from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.extras import EXTRAS, install
 from edge.golden import read_golden
 from edge.runtime.check.golden import replay_golden
@@ -165,7 +165,7 @@ def test_a_broken_graph_is_refused_without_pytorch_too(
 
 
 def test_what_checks_a_quick_export_loads_nothing_that_writes_graphs() -> None:
-    script = "import sys, edge.export.quick; print(*sys.modules)"
+    script = "import sys, edge.export.pipeline.apart; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"onnx", "onnx_ir", "onnxscript", "gguf", "rich", "torch"} & set(done.stdout.split())
 

@@ -13,9 +13,9 @@ from decoder_configs import BASE, checkpoint_of
 from transformers.activations import ACT2FN
 
 from edge.errors import ExportError
+from edge.export.facts.family import heads_of
 from edge.export.graph.blocks import ACTIVATIONS as IN_GRAPHS
-from edge.export.graph.families.base import heads_of
-from edge.export.reference import ACTIVATIONS, Reference, Watch
+from edge.export.reference.in_numpy import ACTIVATIONS, Reference, Watch
 
 
 def reference(**changes: Any) -> Reference:

@@ -11,7 +11,7 @@ import pytest
 from whisper_files import IDS, LANGUAGES, TOKENS
 
 from edge.export.checkpoint.whisper_vocabulary import read_vocabulary
-from edge.export.speech_format import speech
+from edge.export.manifest.speech_format import speech
 from edge.manifest import Speech
 
 CODES = {token.strip("<|>"): IDS[token] for token in LANGUAGES}

@@ -13,8 +13,8 @@ from transformers import AutoConfig
 
 from edge.errors import CheckpointError
 from edge.export.quantize.decoder import Decoder
-from edge.export.streamed import StreamedLogits, StreamedModel
-from edge.export.torch_reference import TorchLogits, load_torch
+from edge.export.reference.in_torch import TorchLogits, load_torch
+from edge.export.reference.streamed import StreamedLogits, StreamedModel
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS: dict[str, dict[str, Any]] = {

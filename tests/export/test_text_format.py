@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BartConfig, BartForConditionalGeneration
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import TokenizerFiles
 from edge.export.checkpoint.directory import DirectoryCheckpoint
-from edge.export.text_format import generation, text_format
+from edge.export.facts.checkpoint import TokenizerFiles
+from edge.export.manifest.text_format import generation, text_format
 from edge.manifest import Generation, TextFormat, Tokens
 
 MULTI30K = SHARED / "models" / "multi30k-en-de"

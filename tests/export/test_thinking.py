@@ -13,9 +13,9 @@ from thinking_models import OPENS, PLAIN, TEMPLATES, tiny_thinker
 
 import edge
 from edge.cli.main import main
-from edge.export.chat_format import chat_format
-from edge.export.chat_format import render as render_format
-from edge.export.thinking import thinking
+from edge.export.manifest.chat_format import chat_format
+from edge.export.manifest.chat_format import render as render_format
+from edge.export.manifest.thinking import thinking
 from edge.manifest import Thinking, parse
 from edge.runtime.text.template import ChatTemplate, Message
 from edge.runtime.text.thinking import render
@@ -131,7 +131,7 @@ def test_an_export_records_the_marks_and_says_so(
 
 
 def test_drafts_text_is_made_without_thoughts(opened: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edge.export.successors import own_answers
+    from edge.export.drafts.successors import own_answers
 
     model = edge.load(opened, kind=edge.Model, speculate="off")
     asked: list[Any] = []

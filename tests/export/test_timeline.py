@@ -11,7 +11,7 @@ import pytest
 import edge
 from edge.cli.export import LEFT
 from edge.export.quantize import allocate, calibration
-from edge.export.timeline import Stages, Timeline, in_words
+from edge.export.request.timeline import Stages, Timeline, in_words
 
 STAGES = [("reading", 10.0), ("solving", 60.0), ("reading", 10.0), ("writing", 20.0)]
 
@@ -148,7 +148,9 @@ def test_a_longer_time_is_never_said_to_be_shorter(seed: int) -> None:
 def test_an_export_goes_through_the_stages_that_its_remaining_time_is_told_by(
     weights: str, effort: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.export.check.refuse_if_broken", lambda *_, **__: None)  # random weights in 4 bits may be
+    monkeypatch.setattr(
+        "edge.export.check.of_decoder.refuse_if_broken", lambda *_, **__: None
+    )  # random weights in 4 bits may be
     monkeypatch.setattr(calibration, "MAX_WINDOWS", allocate.WINDOWS)  # as few as every stage runs with
     told, begun = list[str](), list[Stages]()
     begin = Timeline.begin

@@ -26,9 +26,9 @@ from whisper_files import IDS, tiny_whisper
 
 import edge
 from edge.bundle import GOLDEN, Bundle, BundleWriter
-from edge.export.graph.encoder_decoder import build_encoder_decoder
-from edge.export.graph.frontend import build_frontend
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
+from edge.export.targets.cpu.encoder_decoder import build_encoder_decoder
+from edge.export.targets.cpu.frontend import build_frontend
 from edge.manifest import Speech, Tokens
 from edge.runtime.check.golden import GoldenInput, record_golden
 from edge.runtime.load import open_engine

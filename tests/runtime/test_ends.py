@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_engine import BOS, END, START, TEMPLATE, FakeEngine, byte_bundle, says, with_tokens
 
-from edge.export.chat_format import chat_format
+from edge.export.manifest.chat_format import chat_format
 from edge.runtime.model import Model
 from edge.runtime.text.tokenizer import Text
 

@@ -15,6 +15,7 @@ from edge.manifest import Manifest
 
 if TYPE_CHECKING:
     from edge.cli.run.contents import Contents
+    from edge.export.request.export_request import ExportRequest
     from edge.names import Named
 
 T = TypeVar("T")
@@ -152,12 +153,14 @@ def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
     --memory."""
     from edge import catalog
     from edge.cli.run.contents import contents_of
+    from edge.export.request.export_request import QUICK, ExportRequest
 
     # By name where that says more: the licence of a model in the catalog, the id of one on the hub.
     by_name = contents.path.is_dir() or catalog.find(str(given)) is not None
     with BundleWriter(target, force=True) as writer:
-        _apart(given, _stage, given if by_name else contents.path, writer)
-        manifest = _apart(given, _finish, writer)
+        request = ExportRequest(str(given if by_name else contents.path), effort=QUICK)
+        _apart(given, _stage, request, writer)
+        manifest = _apart(given, _finish, request, writer)
         if contents_of(contents.path, contents).sha256 != contents.sha256:
             raise ExportError(f"{given} changed while a bundle was made of it, and nothing was left; run it again.")
         writer.commit(manifest)
@@ -178,20 +181,20 @@ def _apart(given: str | Path, work: Callable[..., T], *arguments: object) -> T:
         ) from None
 
 
-def _stage(given: str | Path, writer: BundleWriter) -> None:
+def _stage(request: ExportRequest, writer: BundleWriter) -> None:
     from edge.cli.export import stages
-    from edge.export.quick import stage
+    from edge.export.pipeline.apart import stage_apart
 
     with stages() as (progress, say):
-        stage(writer, str(given), progress, say)
+        stage_apart(request, writer, progress, say)
 
 
-def _finish(writer: BundleWriter) -> Manifest:
+def _finish(request: ExportRequest, writer: BundleWriter) -> Manifest:
     from edge.cli.export import stages
-    from edge.export.quick import finish
+    from edge.export.pipeline.apart import finish_apart
 
     with stages() as (progress, say):
-        return finish(writer, progress, say)
+        return finish_apart(request, writer, progress, say)
 
 
 def _say(sentence: str) -> None:

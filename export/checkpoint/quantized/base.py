@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import finite
 from edge.export.checkpoint.stored import Stored, Tensor
-from edge.export.quantize.base import Format, QTensor
+from edge.export.facts.checkpoint import finite
+from edge.export.facts.tensors import Format, QTensor
 
 Parts = Mapping[str, Stored]
 BLOCKS = {4: 128, 8: 64}  # the largest block of so many bits: activations are rounded in blocks as long

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.base import finite
 from edge.export.checkpoint.quantized.base import Integers, Parts, Settings, Unpacked, misfit, part_of
 from edge.export.checkpoint.stored import Stored
+from edge.export.facts.checkpoint import finite
 
 NAME = "bitsandbytes"
 HELP = "bitsandbytes: int8, nf4 and fp4"

@@ -1,14 +1,14 @@
 """One file per model family, which says all that other rooms know of it.
 
 A family's file has as its `NAME` (or `NAMES`) the `model_type` of transformers' configurations that it builds, and
-`FAMILY`, its facts (`base.Family`). What must be known before a file is chosen stands in its TRAITS: `gguf`, what GGUF
-files call it, and `tokenizer`, transformers' name for the tokenizer of a checkpoint that names none.
+`FAMILY`, its facts (`facts.family`). What must be known before a file is chosen stands in its TRAITS: `gguf`, what
+GGUF files call it, and `tokenizer`, transformers' name for the tokenizer of a checkpoint that names none.
 """
 
 from __future__ import annotations
 
 from edge.errors import ExportError
-from edge.export.graph.families.base import Family, Norms
+from edge.export.facts.family import Family, Norms
 from edge.registry import Registry
 
 FAMILIES = Registry(__name__, "family")

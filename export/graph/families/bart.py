@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import BartConfig, MBartConfig
 
+from edge.export.facts.family import Family
 from edge.export.graph.bart_like import text_model
-from edge.export.graph.families.base import Family
 from edge.export.graph.stacks import EncoderDecoder, Positions
 from edge.export.graph.weights import Weights
 

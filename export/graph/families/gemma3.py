@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edge.errors import ExportError
-from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.families.base import GGUF, LlamaLike, Norms
+from edge.export.facts.family import GGUF, LlamaLike, Norms
+from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.llama_like import llama_like
 
 NAME = "gemma3_text"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import M2M100Config
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 
+from edge.export.facts.family import Family, Languages
 from edge.export.graph.bart_like import text_model
-from edge.export.graph.families.base import Family, Languages
 from edge.export.graph.stacks import EncoderDecoder, Positions
 from edge.export.graph.weights import Weights
 

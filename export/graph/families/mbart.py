@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import MBartConfig
 
+from edge.export.facts.family import Family, Languages
 from edge.export.graph.families.bart import learned
-from edge.export.graph.families.base import Family, Languages
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.weights import Weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.graph.families.base import LlamaLike
+from edge.export.facts.family import LlamaLike
 from edge.export.graph.llama_like import llama_like
 
 NAME = "mistral"  # GGUF files of it are Llama's

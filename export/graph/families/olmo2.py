@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.graph.families.base import GGUF, LlamaLike, Norms
+from edge.export.facts.family import GGUF, LlamaLike, Norms
 from edge.export.graph.llama_like import llama_like
 
 NAME = "olmo2"

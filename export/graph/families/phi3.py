@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.families.base import GGUF, LlamaLike
+from edge.export.facts.family import GGUF, LlamaLike
+from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.llama_like import llama_like
 
 NAME = "phi3"

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnxscript import nn
 
+from edge.export.facts.family import GGUF, Family, Heads
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Step
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
-from edge.export.graph.families.base import GGUF, Family, Heads
 from edge.export.graph.linear import Embedding
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import (
     Decoder,
     DecoderLayer,
@@ -26,11 +27,10 @@ from edge.export.graph.stacks import (
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.t5_distances import buckets
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 if TYPE_CHECKING:
-    from edge.export.checkpoint.gguf_config import Metadata
+    from edge.export.facts.gguf_metadata import Metadata
 
 NAMES = ("t5", "mt5")
 TRAITS = {"gguf": "t5"}

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from onnxscript import nn
 from transformers import T5GemmaConfig, T5GemmaModuleConfig
 
+from edge.export.facts.family import QKVO, Family, heads_of, window_of
 from edge.export.graph.blocks import Attention, GatedMLP, ResidualNorm, RMSNorm, Step, capped
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues
-from edge.export.graph.families.base import QKVO, Family, heads_of, window_of
 from edge.export.graph.linear import Embedding, Projections, linear
+from edge.export.graph.operators import Lowering, Value, scalar
 from edge.export.graph.rope import RotaryTable, cos_sin
 from edge.export.graph.stacks import (
     Decoder,
@@ -23,7 +24,6 @@ from edge.export.graph.stacks import (
     arange,
 )
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value, scalar
 from edge.manifest import Dims, EncoderDims
 from edge.runtime.engine.tree import BLOCKED
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from onnxscript import nn
 
+from edge.export.facts.family import Family
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import t5
-from edge.export.graph.families.base import Family
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 
 NAME = "umt5"
 

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 from onnxscript import nn
 from transformers import WhisperConfig
 
+from edge.export.facts.family import Family
 from edge.export.graph.bart_like import NAMES, cross_keys_values, decoder_layer, encoder_layer
 from edge.export.graph.blocks import ResidualLayerNorm, activation_of
 from edge.export.graph.cross import ENCODER
-from edge.export.graph.families.base import Family
 from edge.export.graph.linear import Embedding
+from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import Decoder, Encoder, EncoderDecoder, Positions, TextStart
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 NAME = "whisper"

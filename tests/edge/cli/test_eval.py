@@ -149,7 +149,7 @@ def test_vocabularies_of_different_sizes_are_refused() -> None:
 def test_a_bundle_is_measured_as_torch_would_be(tiny_checkpoint: Path, tmp_path: Path) -> None:
     import edge
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.torch_reference import TorchLogits, load_torch
+    from edge.export.reference.in_torch import TorchLogits, load_torch
 
     bundle = edge.export(tiny_checkpoint, tmp_path / "f.edge", weights="fp32", check=False)
     model = load_torch(open_checkpoint(str(tiny_checkpoint)))
@@ -297,7 +297,7 @@ def test_torch_is_asked_for_by_name_where_it_is_not_installed(
     monkeypatch.setitem(sys.modules, "torch", None)
     status, _, err = run("--torch", tiny_checkpoint, "--text", text)
     assert status == 2
-    assert install('export') in err
+    assert install("export") in err
 
 
 def test_measuring_a_bundle_imports_no_torch(tiny_bundle: Bundle, text: Path) -> None:

@@ -26,7 +26,7 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.generation_settings import _Settings
 from edge.export.checkpoint.tokenizer_files import read_tokenizer
 from edge.export.checkpoint.vocabulary_sizes import check_lengths
-from edge.export.speech_format import check_window
+from edge.export.manifest.speech_format import check_window
 
 MOST_S, MOST_BYTES = 60.0, 300 << 20  # of a refusal
 

@@ -18,8 +18,8 @@ from whisper_files import IDS, LANGUAGES, TOKENS, container, tiny_whisper, write
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.checkpoint.base import Checkpoint
-from edge.export.speech_format import speech
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.manifest.speech_format import speech
 
 
 @pytest.fixture(scope="module")

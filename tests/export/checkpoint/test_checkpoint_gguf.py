@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from edge import catalog
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.checkpoint.base import Checkpoint
+from edge.export.facts.checkpoint import Checkpoint
 
 LLAMA3 = {
     "rope_type": "llama3",

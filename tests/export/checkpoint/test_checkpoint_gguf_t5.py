@@ -18,8 +18,8 @@ from unigram_tokenizers import LINES, trained_model
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.t5_distances import buckets
-from edge.export.reference_t5 import T5Reference
-from edge.export.torch_reference import load_torch
+from edge.export.reference.in_torch import load_torch
+from edge.export.reference.t5_in_numpy import T5Reference
 
 FORMS: list[dict[str, Any]] = [
     {},

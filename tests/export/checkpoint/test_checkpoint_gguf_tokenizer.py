@@ -17,8 +17,8 @@ from transformers import GPT2Tokenizer, Qwen2Tokenizer
 from edge import catalog
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_tokenizer, open_checkpoint
-from edge.export.checkpoint.base import TokenizerFiles
-from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.facts.checkpoint import TokenizerFiles
+from edge.export.facts.gguf_header import GGUFHeader
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from edge.errors import CatalogError, CheckpointError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.torch_reference import load_torch
+from edge.export.reference.in_torch import load_torch
 
 IDS = torch.arange(24)[None] * 5 % 300
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -186,14 +186,13 @@ def test_a_base_that_cannot_be_had_is_named(adapter: Path, monkeypatch: pytest.M
     with pytest.raises(CatalogError, match="is an adapter of 'org/base' .*, which is needed, too: .*cannot be reached"):
         open_checkpoint(str(adapter))
     tell(adapter, base_model_name_or_path="/nowhere/at all")
-    with pytest.raises(
-        CheckpointError, match="an adapter of '/nowhere/at all' .* is needed, too: There is no model"
-    ):
+    with pytest.raises(CheckpointError, match="an adapter of '/nowhere/at all' .* is needed, too: There is no model"):
         open_checkpoint(str(adapter))
 
 
 @pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:8765/x.gguf", "https://example.org/x.gguf", "https://huggingface.co/org/base", "ftp://x/y"]
+    "address",
+    ["http://127.0.0.1:8765/x.gguf", "https://example.org/x.gguf", "https://huggingface.co/org/base", "ftp://x/y"],
 )
 def test_an_adapter_leads_to_no_address(adapter: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     for place in ("edge.download.open_address", "edge.fetch.snapshot"):

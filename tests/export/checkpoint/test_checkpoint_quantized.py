@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.facts.tensors import QTensor
 from edge.export.quantize import quantize
-from edge.export.quantize.base import Options, QTensor
-from edge.export.torch_reference import load_torch
+from edge.export.quantize.base import Options
+from edge.export.reference.in_torch import load_torch
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
@@ -142,7 +143,7 @@ def test_a_bundle_keeps_integers_that_fit_and_answers_as_the_dequantized_model(
 def test_without_an_effort_integers_are_kept_too_unless_more_is_asked_for(
     tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
-    from edge.export.choices import choose
+    from edge.export.request.choices import choose
 
     forms.write_quantized(tmp_path / "q", tiny_checkpoint, forms.gptq, GPTQ)
     checkpoint = open_checkpoint(str(tmp_path / "q"))

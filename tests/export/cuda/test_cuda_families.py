@@ -32,11 +32,11 @@ from whisper_speaker import WINDOW
 
 from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
-from edge.export.cuda.target import CHECKED
-from edge.export.cuda.weights import BLOCK
-from edge.export.quantize.base import LazyWeights, Weight, matrices
+from edge.export.facts.tensors import LazyWeights, Weight, matrices
 from edge.export.quantize.rtn import round_to_nearest
-from edge.export.target import Wanted, check_wanted
+from edge.export.targets.base import Wanted, check_wanted
+from edge.export.targets.cuda import CHECKED
+from edge.export.targets.cuda.weights import BLOCK
 from edge.golden import noise
 from edge.runtime.check.golden import BLOCKED
 from edge.runtime.device.device_engine import DeviceEngine
@@ -64,7 +64,7 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
             return float_matrices(checkpoint)
         return LazyWeights(matrices(checkpoint), lambda name: round_to_nearest(checkpoint.read(name), 8, BLOCK))
 
-    monkeypatch.setattr("edge.export.cuda.target.cuda_weights", weights)
+    monkeypatch.setattr("edge.export.targets.cuda.cuda_weights", weights)
 
 
 def device(bundle: Bundle) -> DeviceEngine:

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from edge.bundle import BundleWriter
 from edge.export.checkpoint import open_checkpoint
-from edge.export.graph.decoder import build_decoder
+from edge.export.facts.tensors import FloatTensor
 from edge.export.quantize import quantize
-from edge.export.quantize.base import FloatTensor
+from edge.export.targets.cpu.decoder import build_decoder
 
 SMALL = {
     "vocab_size": 323,  # odd, and more than the tokenizer has
@@ -33,9 +33,7 @@ FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def directory(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path
-) -> Path:
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     shutil.copy(tiny_checkpoint / "tokenizer.json", path)  # calibration reads a text
     tiny_model(AutoConfig.for_model(request.param, **SMALL)).save_pretrained(path)

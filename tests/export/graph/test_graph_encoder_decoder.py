@@ -13,8 +13,8 @@ from encoder_decoder_harness import Pair
 from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
 
 from edge.errors import ExportError
+from edge.export.facts.tensors import FloatTensor
 from edge.export.graph.step import configuration
-from edge.export.quantize.base import FloatTensor
 from edge.export.quantize.rows import rows_to_nearest
 from edge.runtime.engine.tree import BLOCKED, Tree
 

@@ -12,7 +12,7 @@ from transformers import WhisperFeatureExtractor
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.frontend import build_frontend
+from edge.export.targets.cpu.frontend import build_frontend
 
 SECONDS = np.arange(30 * 16_000) / 16_000
 NOISE = np.random.default_rng(0).standard_normal(len(SECONDS))

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from edge.export.graph.families import find_family
 from edge.export.graph.step import Built
-from edge.export.reference import Reference
+from edge.export.reference.in_numpy import Reference
 
 LENGTH = 16
 

@@ -25,10 +25,11 @@ from onnxscript import nn
 from transformers import AutoConfig
 
 from edge.bundle import BundleWriter
+from edge.export.facts.tensors import FloatTensor, QTensor, Weight
 from edge.export.graph.linear import Embedding, Linear, Projections
 from edge.export.graph.step import new_graph
 from edge.export.graph.weights import StoredBlocks, Weights, pack_bits
-from edge.export.quantize.base import FloatTensor, QTensor, Weight
+from edge.export.targets.cpu.lowering import CPU
 
 LLAMA = {
     "model_type": "llama",
@@ -51,7 +52,7 @@ FORMATS = [
 
 def run_module(tmp_path: Path, module: nn.Module, writer: BundleWriter, x: np.ndarray) -> list[np.ndarray]:
     """The module's outputs for one input."""
-    builder, op = new_graph("module")
+    builder, op = new_graph("module", CPU)
     value = builder.input("x", ir.DataType.from_numpy(x.dtype), list(x.shape))
     result = module(op, value)
     outputs = result if isinstance(result, list) else [result]

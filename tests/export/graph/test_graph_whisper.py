@@ -15,12 +15,13 @@ from graph_harness import relative_error, session_options
 from whisper_files import IDS, LANGUAGES, tiny_whisper
 from whisper_speaker import END, SAMPLES, START, WINDOW, Speaker
 
-from edge.export.graph.encoder_decoder import ENCODER
 from edge.export.graph.families import whisper
 from edge.export.graph.step import FLOAT, add_output, new_graph
-from edge.export.lower.cpu.products import FINER, STEP, rounded
 from edge.export.quantize.encoder_decoder import is_encoders
 from edge.export.quantize.rows import rows_to_nearest
+from edge.export.targets.cpu.encoder_decoder import ENCODER
+from edge.export.targets.cpu.lowering import CPU
+from edge.export.targets.cpu.products import FINER, STEP, rounded
 from edge.runtime.engine.tree import BLOCKED, Tree
 
 VARIANTS = {
@@ -109,7 +110,7 @@ def test_another_sound_gives_other_logits(speaker: Speaker) -> None:
 
 
 def test_precise_rows_are_the_sum_of_two_roundings() -> None:
-    builder, op = new_graph("precise")
+    builder, op = new_graph("precise", CPU)
     x = builder.input("x", FLOAT, [1, "S", 64])
     made = rounded(op, x, None, precise=True)
     assert made.largest is not None and made.rest is not None

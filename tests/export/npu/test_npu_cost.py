@@ -14,7 +14,7 @@ from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, pair_of
 from edge.bundle import Bundle
 from edge.cli.inspect_targets import ESTIMATE, UNKNOWN, show, summary
 from edge.cli.tables import console
-from edge.export.npu.cost import multiply_adds
+from edge.export.targets.npu.cost import multiply_adds
 from edge.targets import SOCS, Compiled, Cost, Target, path_of, read_target
 
 

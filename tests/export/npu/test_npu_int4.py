@@ -22,8 +22,8 @@ from npu_models import (
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.export.npu.blocks import BLOCK, STEPS, Blocks, in_blocks
-from edge.export.target import Wanted, check_wanted
+from edge.export.targets.base import Wanted, check_wanted
+from edge.export.targets.npu.blocks import BLOCK, STEPS, Blocks, in_blocks
 from edge.targets import read_target
 
 SIZES = [16, 8, 3, *[1] * 5, 8, 8, 8, 1, 1, 6]

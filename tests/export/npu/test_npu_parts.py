@@ -12,9 +12,9 @@ from decoder_configs import VOCABULARY
 from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, needs_simulator, pair_of, static, walk
 
 from edge.bundle import Bundle
-from edge.export.npu import target as target_writer
-from edge.export.npu.graphs import Shape, StaticModel
-from edge.export.npu.parts import parts_of
+from edge.export.targets import npu as target_writer
+from edge.export.targets.npu.graphs import Shape, StaticModel
+from edge.export.targets.npu.parts import parts_of
 from edge.targets import read_target
 
 SIZES = [16, 8, 3, *[1] * 5, 8]

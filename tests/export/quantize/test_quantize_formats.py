@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edge.errors import ExportError, InputError
+from edge.export.facts.tensors import FloatTensor, Format, QTensor
 from edge.export.quantize import quantize, read_calibration
-from edge.export.quantize.base import FloatTensor, Format, Options, QTensor
+from edge.export.quantize.base import Options
 from edge.export.quantize.rtn import round_to_nearest
 
 Q, K, V = (f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv")

@@ -18,10 +18,11 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.facts.tensors import Format, QTensor, matrices
 from edge.export.graph.weights import pack_bits, pack_blocks
 from edge.export.quantize import gptq_layers, gptq_quick, quantize, sampled
 from edge.export.quantize.allocate import WINDOWS, Unit, bits_of, choose, measure
-from edge.export.quantize.base import Format, Options, QTensor, matrices
+from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.gptq_layers import Way, _moments, quantize_decoder
@@ -30,7 +31,7 @@ from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.solve import solve as solve_arrays
 from edge.export.quantize.tune import Teacher, tune
-from edge.export.reference import Reference
+from edge.export.reference.in_numpy import Reference
 from edge.home import cache_dir
 from edge.manifest import Tokens
 

@@ -15,12 +15,12 @@ from transformers import BartConfig, M2M100Config, T5Config, T5GemmaConfig, T5Ge
 from transformers.modeling_outputs import BaseModelOutput
 from whisper_files import tiny_whisper
 
-from edge.export.kept import Kept
 from edge.export.quantize import gptq_pairs
 from edge.export.quantize.allocate import bits_of
 from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits
 from edge.export.quantize.encoder_decoder import of_layers
 from edge.export.quantize.gptq_pairs import solve_layers
+from edge.export.quantize.kept import Kept
 from edge.export.quantize.pairs import Pair, PairDecoder
 from edge.export.quantize.rtn import round_to_nearest
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import RowsTensor, stack_rows
+from edge.export.facts.tensors import RowsTensor, stack_rows
 from edge.export.quantize.rows import rows_to_nearest
 
 RANDOM = np.random.default_rng(7)

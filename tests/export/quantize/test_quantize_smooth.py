@@ -16,13 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.graph.decoder import build_decoder
+from edge.export.facts.tensors import FloatTensor, LazyWeights, matrices
 from edge.export.graph.families import FAMILIES, norms_of
 from edge.export.quantize import quantize
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, matrices
+from edge.export.quantize.base import Options
 from edge.export.quantize.prefill import prefill_weights
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing
+from edge.export.targets.cpu.decoder import build_decoder
 
 SMALL = {
     "vocab_size": 323,

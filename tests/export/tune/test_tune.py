@@ -24,9 +24,9 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
-from edge.export import bfloat16
 from edge.export.checkpoint import open_checkpoint
-from edge.export.tune import Settings, result, split, tune
+from edge.export.quantize import bfloat16
+from edge.export.tune import result, split, tune
 from edge.export.tune import trainer as trainer_module
 from edge.export.tune.data import Batch, Example, batches, read_examples, read_rows
 from edge.export.tune.depth import least_missed
@@ -36,6 +36,7 @@ from edge.export.tune.folder import working
 from edge.export.tune.generate import answer_all, drawn, read_prompts
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy, make_policy
+from edge.export.tune.settings import Settings
 from edge.export.tune.trainer import Stopped, Trainer
 from edge.extras import install
 from edge.runtime.load import open_engine

@@ -13,8 +13,9 @@ import edge
 from edge.bundle import open_bundle
 from edge.cli.main import main
 from edge.export.checkpoint import open_checkpoint
-from edge.export.tune import ANSWERS, Settings, split
+from edge.export.tune import ANSWERS, split
 from edge.export.tune.data import Example
+from edge.export.tune.settings import Settings
 from edge.export.tune.trainer import Trainer
 from edge.runtime.model import Model
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from edge.export.tune import Settings
 from edge.export.tune.data import Batch
 from edge.export.tune.first import First
 from edge.export.tune.needs import Needs, _sets, guess, measure
 from edge.export.tune.network import Network, Tensors, divergence
 from edge.export.tune.policy import make_policy
+from edge.export.tune.settings import Settings
 
 LAYERS, WIDTH = 6, 64  # of the small model
 

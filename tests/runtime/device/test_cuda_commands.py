@@ -121,7 +121,7 @@ def test_a_target_that_is_damaged_or_missing_is_a_sentence(
 def test_graphs_that_say_something_else_are_not_written(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.export.lower.cuda.CUDA.silu", lambda op, x: x)
+    monkeypatch.setattr("edge.export.targets.cuda.lowering.CUDA.silu", lambda op, x: x)
     with pytest.raises(ExportError, match="do not answer as the model in float32 does .* export it without --target"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="fp32", target=CUDA, target_weights="float16")
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 import edge
 from edge.bundle import Bundle
 from edge.export.graph.step import INT64, add_output, new_graph
-from edge.export.lower.cpu import block_size
+from edge.export.targets.cpu.lowering import CPU, block_size
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
@@ -32,7 +32,7 @@ from edge.runtime.text.tokenizer import Text
 
 @pytest.mark.parametrize("vocab", [50, 64, 320, 1031, 49152, 50257, 151936])
 def test_the_first_of_the_largest_logits_is_found_wherever_it_stands(vocab: int) -> None:
-    (builder, op), block = new_graph("likeliest"), block_size(vocab)
+    (builder, op), block = new_graph("likeliest", CPU), block_size(vocab)
     logits = builder.input("logits", ir.DataType.FLOAT, [1, "R", vocab])
     add_output(builder, op.likeliest(logits, vocab), "tokens", [1, "R"], INT64)
     model = ir.to_proto(ir.Model(builder.graph, ir_version=10)).SerializeToString()

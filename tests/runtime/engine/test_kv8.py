@@ -18,7 +18,7 @@ import edge
 from edge.bundle import Bundle, open_bundle
 from edge.cli import main
 from edge.errors import InputError
-from edge.export import finish
+from edge.export.pipeline import finish
 from edge.manifest import FLOAT32, INT8, KV8, KV8_STEP, KVLayer, KVLayout
 from edge.runtime.budget import make_plan
 from edge.runtime.costs import machine

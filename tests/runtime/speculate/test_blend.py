@@ -16,10 +16,10 @@ from fake_engine import fake_model, says, with_table
 import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
-from edge.export import successors as own_text
-from edge.export.choices import default_tokens
-from edge.export.prompts import PREVIOUS, by_themselves
-from edge.export.successors import BEFORE, own_answers, successors
+from edge.export.drafts import successors as own_text
+from edge.export.drafts.prompts import PREVIOUS, by_themselves
+from edge.export.drafts.successors import BEFORE, own_answers, successors
+from edge.export.request.choices import default_tokens
 from edge.runtime.budget import make_plan
 from edge.runtime.load import load
 from edge.runtime.memory.plan import needed

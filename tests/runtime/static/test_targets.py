@@ -22,7 +22,7 @@ from edge import targets
 from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, DeviceError, ExportError, InputError, MissingExtraError
-from edge.export.npu import compile as compiling
+from edge.export.targets.npu import compile as compiling
 from edge.golden import read_golden
 from edge.runtime.check.golden import open_role, replay_golden
 from edge.runtime.decode.answer import GenerateOptions
@@ -138,14 +138,14 @@ def test_without_the_plugin_nothing_is_compiled_and_the_extra_is_named(
 def test_graphs_that_say_something_else_are_not_written(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.export.npu.qdq.activation_grid", lambda found: _coarse(found))
+    monkeypatch.setattr("edge.export.targets.npu.qdq.activation_grid", lambda found: _coarse(found))
     with pytest.raises(ExportError, match="do not answer as the model in float32 does .* export it without --target"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="fp32", target=NAME, target_context=64)
     assert list(tmp_path.iterdir()) == []
 
 
 def _coarse(found: tuple[float, float]) -> Any:
-    from edge.export.npu.qdq import Grid
+    from edge.export.targets.npu.qdq import Grid
 
     return Grid(np.float32(max(found[1], 0.1)), np.uint16(1))  # type: ignore[arg-type]
 

@@ -1,1 +1,0 @@
-"""Graphs for GPUs with CUDA: their weights, and `edge export --target cuda`."""

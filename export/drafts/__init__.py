@@ -1,0 +1,1 @@
+"""What a bundle has for drafts: candidates and successors, counted in answers of the model."""

@@ -1,0 +1,1 @@
+"""What all rooms say to each other of a model: its checkpoint, its weights, its family."""

@@ -1,0 +1,94 @@
+"""The seam between sources of weights and everything that consumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.export.facts.tensors import Format, QTensor
+from edge.manifest import Tokens
+from edge.runtime.mapped_file import MappedFile, mapped_file
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a bundle needs of a tokenizer: `json` is the text of a tokenizer.json as `tokenizers` reads it."""
+
+    json: str
+    chat_template: str | None
+    tokens: Tokens
+
+
+class Checkpoint(Protocol):
+    """A Torch checkpoint, whatever it is stored in. Tensors are read one at a time and not kept.
+
+    A format is a file of `edge.export.checkpoint`, whose `open_path` makes one of these and whose TRAITS say what it
+    `reads`, a "folder" or a "file", and by which file in a folder it is known, its `mark`.
+
+    Tensor names, shapes and row order are those of the transformers model that `config` describes, and `config`
+    holds that model's whole configuration, defaults filled in (rope settings under ``rope_parameters``). Where
+    ``config["tie_word_embeddings"]`` is true there is no ``lm_head.weight``.
+    """
+
+    name: str
+    path: Path | None = None  # of its file or folder, where it was opened from one
+    kind: str  # directory, hub, gguf or catalog
+    licence: str | None
+    notes: Sequence[str] = ()  # what a person should know of how it was read, in sentences
+    config: dict[str, Any]
+    generation: dict[str, Any]  # generation_config.json's content, or what else says the same; empty where nothing does
+
+    @property
+    def tokenizer(self) -> TokenizerFiles: ...
+
+    def names(self) -> list[str]:
+        """Names of all tensors of the model."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """One tensor as float32, dequantized where the source holds integers; of a large matrix perhaps only `rows`.
+
+        Raises:
+            CheckpointError: it holds NaN or infinity (`finite`).
+        """
+        ...
+
+    def form(self, name: str) -> Format | None:
+        """That of `blocks`, known without reading them; whether they have zero points is not."""
+        return None
+
+    def blocks(self, name: str) -> QTensor | None:
+        """The source's own integers and scales where they are in blocks that graphs have, else None."""
+        return None
+
+    def stored_type(self, name: str) -> str:
+        """The type in the source: F32, F16, BF16, Q8_0, Q4_1, GPTQ-4, ..."""
+        ...
+
+
+def mapped(path: Path) -> MappedFile:
+    """A file of weights that is about to be mapped into memory. OSError where it cannot be read."""
+    return mapped_file(path, "run the export again", error=CheckpointError)
+
+
+def finite(values: NDArray[np.float32], name: str, where: Path) -> NDArray[np.float32]:
+    """`values` themselves, the tensor `name` as it was read from `where`.
+
+    Raises:
+        CheckpointError: they hold NaN or infinity.
+    """
+    # The extremes tell both, and unlike np.isfinite take no memory.
+    if not (np.isfinite(values.min(initial=0)) and np.isfinite(values.max(initial=0))):
+        raise CheckpointError(
+            f"{where}: the tensor {name!r} holds NaN or infinity, of which no answer can be computed; fetch the "
+            "checkpoint again, or use another."
+        )
+    return values

@@ -1,0 +1,112 @@
+"""The metadata of a GGUF file, as families read their facts from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.export.facts.gguf_header import GGUFHeader
+
+ReadVector = Callable[[str], NDArray[np.float32]]
+T = TypeVar("T", int, float, str)
+
+
+class Metadata:
+    """The keys of the file's architecture, with a sentence for a missing or impossible one.
+
+    read: gives a vector tensor, empty where there is none.
+    """
+
+    def __init__(self, header: GGUFHeader, read: ReadVector) -> None:
+        self._header = header
+        self._prefix = header.metadata["general.architecture"]
+        self.path = header.path
+        self.vector = read
+
+    def get(self, key: str, kind: type[T]) -> T | None:
+        return self._header.value(f"{self._prefix}.{key}", kind)
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self._header.tensors
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A number of things, of which there is at least one."""
+        value = self._known(key, self.get(key, int), default)
+        if value < least:
+            raise self.wrong(key, value, f"no model has less than {least}")
+        return value
+
+    def epsilon(self, key: str) -> float:
+        """A small number that was written in float32: 1e-5 comes back as 9.999999747e-06, which is not what the model
+        was trained with."""
+        return float(f"{self.number(key):.6g}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above zero."""
+        value = self._known(key, self.get(key, float), default)
+        if value <= 0:
+            raise self.wrong(key, value, "no model has it at zero or below")
+        return value
+
+    def wrong(self, key: str, value: float, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} gives {self._prefix}.{key} as {value}, and {reason}; fetch it again.")
+
+    def _known(self, key: str, value: T | None, default: T | None) -> T:
+        known = default if value is None else value
+        if known is None:
+            raise CheckpointError(f"{self.path} lacks {self._prefix}.{key} in its metadata; convert it again.")
+        return known
+
+    @property
+    def head_dim(self) -> int:
+        each = self.size("embedding_length") // self.size("attention.head_count")
+        return self.size("attention.key_length", max(each, 1))
+
+    def biases(self) -> dict[str, bool]:
+        """Whether attention and the feed-forward blocks have biases."""
+        tensors = self._header.tensors
+        return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
+
+    def rope(self, default_base: float = 10_000.0) -> dict[str, Any]:
+        """The rope parameters of a model whose layers share them."""
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.number("rope.freq_base", default_base)}
+        kind = self.get("rope.scaling.type", str) or "none"
+        if kind in ("linear", "yarn"):
+            rope |= {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
+            if kind == "yarn":
+                original = self.size("rope.scaling.original_context_length", self.size("context_length"))
+                rope["original_max_position_embeddings"] = original
+        elif kind not in ("none", "longrope"):
+            raise CheckpointError(f"{self.path} scales its rope by {kind!r}; linear, yarn and llama3 are known.")
+        factors = self.vector("rope_freqs.weight")
+        return self._llama3_rope(rope, factors) if factors.size and np.any(factors != 1) else rope
+
+    def _llama3_rope(self, rope: dict[str, Any], factors: NDArray[np.float32]) -> dict[str, Any]:
+        """Llama 3's rope parameters from the per-frequency divisors that llama.cpp stores instead of them.
+
+        All Llama 3 models share the low and high frequency factors and the original context; the scale is the largest
+        divisor. The divisors are computed again and must match.
+        """
+        low, high, original = 1.0, 4.0, 8192
+        scale = float(factors.max())
+        wavelengths = 2 * math.pi * rope["rope_theta"] ** (np.arange(factors.size) / factors.size)
+        smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
+        again = 1 / ((1 - smooth) / scale + smooth)
+        if not np.allclose(again, factors, rtol=1e-3):
+            raise CheckpointError(
+                f"{self.path} scales its rope by factors that are not Llama 3's; export the model's original "
+                "checkpoint."
+            )
+        return {
+            **rope,
+            "rope_type": "llama3",
+            "factor": scale,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }

@@ -1,0 +1,180 @@
+"""The seam between a model's mathematics and a target's operators.
+
+Modules say `op.rms_norm(x, weight, eps)` or `op.product(x, matrix)`, and a target says which operators that is. Each
+folder of `edge.export.targets` has such a file, `lowering.py`; no others name fused operators or quantized products.
+
+B is the number of sequences, S of new tokens, T of keys, H the hidden size. Values are floats of the target's type.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import GraphBuilder, OpBuilder, nn
+
+if TYPE_CHECKING:
+    from edge.export.facts.family import Heads
+    from edge.export.graph.blocks import Step
+    from edge.export.graph.linear import Embedding, Linear
+
+Value = ir.Value
+
+
+def scalar(op: Lowering, name: str, value: float, dtype: ir.DataType | None = None) -> Value:
+    """A constant, by default of the target's type; a number that it does not reach becomes its largest."""
+    dtype = dtype or op.dtype
+    if np.isfinite(value):
+        value = float(np.clip(value, dtype.min, dtype.max))
+    return op.initializer(ir.tensor(np.asarray(value, dtype.numpy()), name=name))
+
+
+class HeadNorms(NamedTuple):
+    """The weights [dim] of the root mean square norms of each query's and each key's head."""
+
+    query: nn.Parameter
+    key: nn.Parameter
+    eps: float
+
+
+class Lowering(OpBuilder, ABC):
+    """The `op` that modules are given. ONNX's own operators are its attributes, as of any OpBuilder."""
+
+    domains: ClassVar[Mapping[str, int]]  # of operators that are not ONNX's own, with their versions
+    caches: ClassVar[bool] = True  # whether what is computed in parts that fit into a cache is faster
+    norms_heads: ClassVar[bool] = False  # whether `attention` norms the heads of queries and keys
+    dtype: ir.DataType = ir.DataType.FLOAT  # of values
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        super().__init__(builder, "", builder.graph.opset_imports[""])
+
+    # Norms over the last axis
+
+    @abstractmethod
+    def rms_norm(self, x: Value, weight: nn.Parameter, eps: float) -> Value:
+        """x by its root mean square, times the weight."""
+
+    @abstractmethod
+    def add_rms_norm(self, x: Value, added: Value, weight: nn.Parameter, eps: float) -> tuple[Value, Value]:
+        """The norm of x + added, and the sum."""
+
+    @abstractmethod
+    def layer_norm(self, x: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> Value:
+        """x, centred and scaled, times the weight, plus the bias."""
+
+    @abstractmethod
+    def add_layer_norm(
+        self, x: Value, added: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float, *, many_rows: bool
+    ) -> tuple[Value, Value]:
+        """The layer norm of x + added, and the sum. many_rows: of an encoder's long input, not of a step."""
+
+    # Products
+
+    @abstractmethod
+    def matmul(self, a: Value, b: Value, *, scale: float = 1.0, transposed: bool = False) -> Value:
+        """a @ b, or a @ b^T where `transposed`, times the scale."""
+
+    @abstractmethod
+    def product(self, x: Any, matrix: Linear) -> Value:
+        """x W^T + b of a stored matrix W [N, K]: [B, S, K], or what `shared` made of it, to [B, S, N]."""
+
+    def logits(self, x: Value, matrix: Linear) -> Value:
+        """The product of the output head, in float32."""
+        return self.product(x, matrix)
+
+    @abstractmethod
+    def shared(self, x: Value, matrices: Sequence[Linear]) -> Any:
+        """x as all of these products read it, where they can share what is made of it; else x itself."""
+
+    @abstractmethod
+    def rows(self, ids: Value, matrix: Embedding) -> Value:
+        """The rows [B, S, H] of a stored embedding."""
+
+    def table_rows(self, table: Value, positions: Value) -> Value:
+        """The rows [B, S, W] of a table of positions [P, W]; positions: [B, S]."""
+        return self.Gather(table, positions, axis=0)
+
+    def first_rows(self, table: Value, x: Value) -> Value:
+        """As many rows of a table [P, W] as x [1, T, W] has."""
+        return self.Slice(table, [0], self.Shape(x, start=1, end=2), [0])
+
+    @abstractmethod
+    def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
+        """The convolution of x [1, T, C] over each of its frames and the two next to it: [1, T / stride, H]. weight
+        [3 C, H]: of the frame before, the frame itself and the one after; bias [H]."""
+
+    # Attention
+
+    @abstractmethod
+    def attention(
+        self,
+        parts: Sequence[Value],
+        step: Step,
+        layer: int,
+        *,
+        heads: Heads,
+        scale: float,
+        rope: tuple[Value, Value] | None,
+        window: int | None,
+        softcap: float | None,
+        norms: HeadNorms | None,
+    ) -> tuple[Value, Value, Value]:
+        """Causal self-attention over a layer's cache, which grows in place: the result, and the cache's key and value.
+
+        parts: query, key and value, each [B, S, heads * dim], or one value with all three packed. rope: tables
+        of cosines and sines by which queries and keys are rotated; None: they are not. window: how many tokens, itself
+        included, a token attends to. softcap: bounds the scores. norms: of the heads, before they are rotated, where
+        `norms_heads`.
+        """
+
+    def first_columns(self, x: Value, length: Value, axis: int) -> Value:
+        """As much of x along an axis as the caches will be long after the step, length [1] int32."""
+        return self.Slice(x, [0], self.Reshape(self.Cast(length, to=ir.DataType.INT64), [1]), [axis])
+
+    @abstractmethod
+    def full_attention(
+        self, query: Value, key: Value, value: Value, bias: Value | None, *, heads: int, scale: float
+    ) -> Value:
+        """Attention of all queries [1, S, heads * dim] to all keys and values, which are of the same form, or
+        [1, heads, T, dim]. bias: [1, heads, S, T], added to the scores."""
+
+    @abstractmethod
+    def cross_keys_values(self, key: Value, value: Value, *, heads: int, long_input: bool) -> tuple[Value, Value]:
+        """Keys and values [1, T, heads * dim] of an encoder's output, as `cross_attention` reads them."""
+
+    @abstractmethod
+    def cross_attention(
+        self, query: Value, key: Value, value: Value, *, heads: int, scale: float, long_input: bool
+    ) -> Value:
+        """Attention of queries [1, S, heads * dim] to what `cross_keys_values` made. long_input: whether that may be of
+        more than a few hundred tokens or frames."""
+
+    @abstractmethod
+    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:
+        """The heads of x [1, T, heads * dim] rotated by their positions [1, T]."""
+
+    # Activations
+
+    @abstractmethod
+    def silu(self, x: Value) -> Value: ...
+
+    @abstractmethod
+    def gelu(self, x: Value) -> Value: ...
+
+    @abstractmethod
+    def gelu_tanh(self, x: Value) -> Value:
+        """GELU by its approximation with tanh."""
+
+    # Results
+
+    @abstractmethod
+    def likeliest(self, logits: Value, vocab_size: int) -> Value:
+        """The token with the largest logit of each row, the first of equals: [B, R, V] to [B, R]."""
+
+    @staticmethod
+    @abstractmethod
+    def keeps_scores(node: ir.Node) -> bool:
+        """Whether a node is attention that has all its scores in memory at a time."""

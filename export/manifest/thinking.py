@@ -1,0 +1,130 @@
+"""Whether a model thinks before it answers, and by which marks its thoughts are told: as its chat template and its
+vocabulary have them, not as it is named.
+
+Marks are tags with a word for thoughts in them, of which the template or the vocabulary has both halves. What switches
+the thoughts shows in what the template renders with a variable true and false, or with a word in the system message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from edge.errors import EdgeError
+from edge.manifest import Thinking
+from edge.runtime.text.template import ChatTemplate, Message
+from edge.runtime.text.thinking import render
+
+if TYPE_CHECKING:
+    from edge.export.facts.checkpoint import TokenizerFiles
+
+_THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
+_TAG = re.compile(r"[<\[][^\s<>\[\]{}()'\"\\]{1,40}[>\]]")
+# How the closing mark follows from the opening one.
+_HALVES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"))
+_NOT_ASKED = re.compile("budget|effort|past|keep|preserve|history|content|truncate", re.IGNORECASE)
+_SWITCHED_OFF = re.compile(r"/?no[_ -]?think(ing)?|.*thinking off", re.IGNORECASE)
+_TRY: list[Message] = [Message(role="user", content="Zq0vX0j")]
+_NOON = datetime(2001, 2, 3, 12)
+
+
+def thinking(source: str | None, special: Mapping[str, str], vocabulary: Sequence[str]) -> Thinking | None:
+    """The marks of the thoughts of a model with this chat template; None where it has none. special: texts of special
+    tokens by their names in templates. vocabulary: tokens that are matched whole."""
+    if source is None:
+        return None
+    try:
+        template = ChatTemplate(source, special, lambda: _NOON)
+        template.render(_TRY)
+    except EdgeError:
+        return None
+    pair = next(_pairs(source, vocabulary), None)
+    if pair is None:
+        return None
+    variable = next(_variables(template), None)
+    words = [] if variable is not None else _words(template)
+    marks = Thinking(*pair, variable=variable, words=words)
+    off, plain = render(template, marks, _TRY, think=False), template.render(_TRY)
+    after = off[len(off.rstrip()) :] if off.rstrip().endswith(marks.close) else marks.after
+    default = plain != off and any(mark in source for mark in pair)
+    return Thinking(*pair, after=after, variable=variable, words=words, default=default)
+
+
+def matched_whole(files: TokenizerFiles) -> list[str]:
+    """The tokens that a tokenizer matches before anything else."""
+    from tokenizers import Tokenizer
+
+    added = Tokenizer.from_str(files.json).get_added_tokens_decoder()
+    return [token.content for _, token in sorted(added.items())]
+
+
+def described(marks: Thinking | None) -> str | None:
+    """What an export says of a model that thinks; None of another."""
+    if marks is None or not (marks.default or marks.variable or marks.words):
+        return None
+    if marks.default:
+        return f"The model may think before it answers ({marks.open} ... {marks.close}); --no-think leaves that out."
+    return f"The model thinks before it answers ({marks.open} ... {marks.close}) with --think."
+
+
+def _pairs(source: str, vocabulary: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Opening and closing marks, those that the template names first."""
+    whole = {token for token in vocabulary if _TAG.fullmatch(token)}
+    named = list(dict.fromkeys(_TAG.findall(source)))
+    known = {*named, *whole}
+    tags = [tag for tag in (*named, *sorted(whole)) if _THOUGHT.search(tag)]
+    for tag in tags:
+        opening = tag.replace("/", "", 1) if "/" in tag[:3] else tag
+        for closing in _closings(opening):
+            if opening in known and closing in known:
+                yield opening, closing
+
+
+def _closings(opening: str) -> Iterator[str]:
+    yield f"{opening[0]}/{opening[1:]}"
+    if opening.startswith("<|"):
+        yield f"<|/{opening[2:]}"
+    for first, last in _HALVES:
+        if first in opening:
+            yield opening.replace(first, last, 1)
+
+
+def _variables(template: ChatTemplate) -> Iterator[str]:
+    """Those that switch what is rendered."""
+    from jinja2 import nodes
+
+    names = {node.name for node in template.tree().find_all(nodes.Name) if node.ctx == "load"}
+    for name in sorted(names):
+        if not _THOUGHT.search(name) or _NOT_ASKED.search(name):
+            continue
+        on, off, plain = (_rendered(template, given) for given in ({name: True}, {name: False}, None))
+        shown = any(each in f"{on}{off}" and each not in f"{plain}" for each in ("True", "False"))
+        if on is not None and off is not None and on != off and not shown:
+            yield name
+
+
+def _words(template: ChatTemplate) -> list[str]:
+    """Words in a system message that switch thoughts on and off, which the template takes out of it."""
+    from jinja2 import nodes
+
+    strings = {node.value for node in template.tree().find_all(nodes.Const) if isinstance(node.value, str)}
+    for off in sorted(text for text in strings if _SWITCHED_OFF.fullmatch(text)):
+        on = re.sub(r"no[_ -]?", "", off, count=1) if not off.endswith("off") else f"{off[:-3]}on"
+        if on not in strings:
+            continue
+        turned = [_rendered(template, None, [Message(role="system", content=f"x {word}"), *_TRY]) for word in (on, off)]
+        thinking, not_thinking = turned
+        if thinking and not_thinking and not_thinking.replace(off, on) != thinking:
+            return [on, off]
+    return []
+
+
+def _rendered(
+    template: ChatTemplate, given: Mapping[str, bool] | None, messages: Sequence[Message] = _TRY
+) -> str | None:
+    try:
+        return template.render(messages, given)
+    except EdgeError:
+        return None

@@ -1,0 +1,128 @@
+"""A decoder's way into a bundle: the first stage writes weights, graphs and tokenizer; `finish.py` has the second."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import TOKENIZER, Bundle, BundleWriter
+from edge.errors import EdgeError
+from edge.export import quantize as methods
+from edge.export.check import of_decoder as check
+from edge.export.manifest.chat_format import chat_format, special_tokens
+from edge.export.manifest.chat_settings import chat_settings, described
+from edge.export.manifest.thinking import described as described_thinking
+from edge.export.manifest.thinking import matched_whole, thinking
+from edge.export.manifest.tokenizer import compact, fitted
+from edge.export.manifest.written import Watched, manifest_of, say_what_changed
+from edge.export.pipeline.finish import RECORDED, StagedDecoder
+from edge.export.pipeline.plan import Plan
+from edge.export.pipeline.survey import Survey
+from edge.export.quantize.base import Options
+from edge.export.quantize.calibration import calibration_windows
+from edge.export.quantize.prefill import prefill_weights
+from edge.export.targets.cpu.decoder import build_decoder
+from edge.export.targets.cpu.kv8 import write_kv8
+from edge.manifest import Manifest
+from edge.runtime.check.golden import GoldenInput
+from edge.runtime.memory.process import release_freed
+from edge.runtime.text.template import FIXED_DAY, Message, chat_template, fixed_day, learn_end, written
+from edge.runtime.text.thinking import render
+from edge.runtime.text.tokenizer import Text
+
+# Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
+GOLDEN_PROMPTS = [
+    "Why does the moon change its shape in the sky?",
+    "A train leaves at 9:40 and arrives at 11:05. How long does it take?",
+    "Write a Python function that returns the largest of three numbers.",
+    "Traduis en français : the library opens at ten o'clock.",
+]
+QUICK_PROMPTS = GOLDEN_PROMPTS[:1]
+
+
+def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Callable[[str], None]) -> StagedDecoder:
+    """Write tensors, graphs and tokenizer, and record what they are checked against where that is asked for. With
+    little effort that is the reference in numpy, which also measures what else is needed."""
+    request, checkpoint, name = plan.request, plan.checkpoint, plan.name
+    weights, context = plan.chosen.weights, plan.chosen.context
+    tokenizer = fitted(checkpoint, say)
+    windows = calibration_windows(checkpoint, options.calibration)
+    # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
+    if survey := _survey(plan, options, windows, writer):
+        recorded = survey.recorded
+    else:
+        recorded = check.reference(checkpoint, context, options.progress) if request.check else None
+    given = dataclasses.replace(options, measured=survey and survey.method)
+    eights = prefill_weights(checkpoint, given) if request.prefill_weights == "int8" else None
+    quantized = methods.quantize(checkpoint, weights, given)
+    gc.collect()  # a calibrated method's Torch model, whose modules point at each other
+    release_freed()
+    watched = Watched(quantized, options.report, "writing weights")
+    graph = build_decoder(checkpoint, watched, writer, context, eights)
+    kv8 = None if survey is None else write_kv8(writer, survey.largest)
+    say_what_changed(checkpoint, watched, say)
+    del quantized, watched, eights, survey, given
+    writer.write_file(TOKENIZER, compact(tokenizer))
+    writer.flush()
+    release_freed()
+    template = checkpoint.tokenizer.chat_template
+    special = special_tokens(checkpoint.tokenizer)
+    marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
+    plain = None if template is None else chat_format(template, special, marks)
+    settings = chat_settings(checkpoint, say)
+    for sentence in (described(settings) if template is not None else None, described_thinking(marks)):
+        if sentence is not None:
+            say(sentence)
+    chat = {"chat_template": template, "chat_format": plain, "generation": settings, "thinking": marks}
+    manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
+    prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
+    bundle = Bundle(writer.staging, manifest)
+    text = Text(bundle)
+    return StagedDecoder(
+        _with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8
+    )
+
+
+def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:
+    """The manifest, in which what follows an answer in the chat template is an end."""
+    named = text.eos
+    learn_end(manifest, text, lambda: chat_template(manifest, text, fixed_day(manifest)))
+    if not (new := sorted(text.eos - named)):
+        return manifest
+    say(
+        f"The chat template ends an answer with {text.token(new[0])!r}, which the model's configuration does not name "
+        "as an end; the bundle does."
+    )
+    return dataclasses.replace(manifest, tokens=dataclasses.replace(manifest.tokens, eos=[*manifest.tokens.eos, *new]))
+
+
+def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: BundleWriter) -> Survey | None:
+    """What a quick export measures; None of another."""
+    if not plan.request.quick:
+        return None
+    checkpoint, context = plan.checkpoint, plan.chosen.context
+    (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)
+    method = methods.watch(checkpoint, plan.chosen.weights, options, windows)
+    compared = text if plan.request.check else None
+    return Survey(checkpoint, context, method, compared, writer.staging / RECORDED, options.progress)
+
+
+def golden_inputs(bundle: Bundle, text: Text, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:
+    """The prompts `texts`, in the model's chat format where it has one that can be rendered, on a fixed day."""
+    prompts, dates = list(texts), list[str | None]([None] * len(texts))
+    try:
+        if (template := chat_template(bundle.manifest, text, fixed_day(bundle.manifest))) is not None:
+
+            def unthinking(talk: Sequence[Message]) -> str:
+                return render(template, bundle.manifest.thinking, talk, think=False)
+
+            talks = [[Message(role="user", content=each)] for each in texts]
+            prompts = [written(template, talk, text, unthinking) for talk in talks]
+            dates = [FIXED_DAY if template.tells_date(talk) else None for talk in talks]
+    except EdgeError as e:
+        tell(f"{e} The golden answers are recorded without it.")
+    return [GoldenInput(text.encode_prompt(p), date=date) for p, date in zip(prompts, dates, strict=True)]

@@ -1,0 +1,187 @@
+"""The second stage of an export, which runs what the first has written: of a decoder the check, what drafts begin with,
+golden answers, and the KV cache in int8; and graphs that are made of the written one.
+
+One session at a time has the weights. A quick export imports nothing here that writes graphs, so that in a process of
+its own this stage takes what an answer takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle, BundleWriter
+from edge.export.check import of_decoder as check
+from edge.export.manifest.written import GOLDEN_TOKENS, record, write_golden
+from edge.export.pipeline.routers import Routers, write_routers
+from edge.export.quantize.base import Options
+from edge.golden import Golden
+from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
+from edge.runtime.check.golden import GoldenInput, record_form
+from edge.runtime.check.perplexity import CHUNK
+from edge.runtime.load import open_engine
+from edge.runtime.memory.process import release_freed
+
+if TYPE_CHECKING:
+    from edge.export.facts.progress import Progress
+    from edge.export.reference.in_torch import RecordedLogits
+    from edge.export.request.export_request import ExportRequest
+    from edge.runtime.check.perplexity import Agreement
+    from edge.runtime.engine.engine import Engine
+
+RECORDED = ".recorded"  # a file that the first stage leaves for the second
+PREFILL = "int8"  # the form's only weights
+FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
+MEASURED = 4  # windows of the calibration text that keys and values are measured on
+MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
+QUICK_CHUNK = 16  # tokens of a step of the check: 64 of them have 10 MB more of logits at a vocabulary of 49,152
+QUICK_TOKENS = 16  # of a golden answer
+
+
+@dataclass(frozen=True)
+class StagedDecoder:
+    """What the first stage leaves of a decoder. recorded: what the check compares with. windows: of the calibration
+    text [W, S]. kv8: the graph over a KV cache in int8, where it is written already."""
+
+    manifest: Manifest
+    recorded: RecordedLogits | None
+    windows: NDArray[np.int64]
+    golden: list[GoldenInput]
+    kv8: Graph | None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the first stage leaves. made: a decoder that is still to be run, or an encoder-decoder's manifest and golden
+    answers. draft_text: tokens of a decoder's own answers to count a table for drafts from."""
+
+    made: StagedDecoder | tuple[Manifest, Golden]
+    routers: Routers | None
+    draft_text: int = 0
+
+
+def finish(
+    request: ExportRequest, writer: BundleWriter, staged: Staged, progress: Progress, say: Callable[[str], None]
+) -> Manifest:
+    """Check what was written and record golden answers, and write what is made of the graphs. Returns the manifest."""
+    if isinstance(staged.made, StagedDecoder):
+        manifest, golden = finish_decoder(
+            writer, staged.made, Options(progress=progress, effort=request.effort),
+            candidates=request.collects_candidates, draft_text=staged.draft_text, say=say, target=request.target,
+        )  # fmt: skip
+    else:
+        manifest, golden = staged.made
+    manifest = write_routers(writer, manifest, staged.routers, request.segments, say)
+    if request.segments is not None:
+        from edge.export.targets.cpu.skip import write_skip
+
+        progress(0, 0, "writing the graph that skips")
+        manifest = write_skip(writer, manifest, request.segments)
+    if request.trees:
+        from edge.export.targets.cpu.trees import write_trees
+
+        manifest = write_trees(writer, manifest)
+    write_golden(writer, golden)
+    return manifest
+
+
+def finish_decoder(
+    writer: BundleWriter,
+    staged: StagedDecoder,
+    options: Options,
+    *,
+    candidates: bool,
+    draft_text: int,
+    say: Callable[[str], None],
+    target: str | None = None,
+) -> tuple[Manifest, Golden]:
+    """Check what was written, and collect `candidates` for drafts and a table from `draft_text` tokens of its own
+    answers. target: its graphs for a kind of device, which were written too. Returns the manifest and the golden
+    answers."""
+    manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
+    quick = options.effort == "quick"
+    engine = open_engine(Bundle(writer.staging, manifest), context=context)
+    if recorded is not None:
+        options.report(0, 0, "checking against the model in float32")
+        found = check.check(engine, recorded, chunk=QUICK_CHUNK if quick else CHUNK)
+        check.refuse_if_broken(found, manifest)
+        quality = check.quality(found)
+        if engine.prefill is not None:
+            found = check.check(engine, recorded, prefill=True)
+            check.refuse_if_broken(found, dataclasses.replace(manifest, weights=PREFILL), flag="--prefill-weights")
+            quality |= _figures_of("prefill", found)
+        manifest = dataclasses.replace(manifest, quality=quality)
+    if candidates:
+        from edge.export.drafts.candidates import write_candidates
+
+        write_candidates(writer, engine, staged.windows, options)
+    options.report(0, 0, "recording golden answers")
+    golden = record(engine, staged.golden, QUICK_TOKENS if quick else GOLDEN_TOKENS)
+    if draft_text:
+        from edge.export.drafts.successors import write_successors
+
+        write_successors(writer, Bundle(writer.staging, manifest), engine, draft_text, options.report)
+    kv8 = staged.kv8
+    if kv8 is None:
+        from edge.export.targets.cpu.kv8 import largest_of, write_kv8
+
+        options.report(0, 0, "measuring keys and values")
+        kv8 = write_kv8(writer, largest_of(engine, staged.windows[:MEASURED]))
+    del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
+    release_freed()
+    manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
+    if target is not None:
+        from edge.export.targets.base import check_target
+
+        options.report(0, 0, f"checking the graphs for {target}")
+        compare = None if recorded is None else partial(_of_target, recorded)
+        golden = check_target(target, writer, manifest, compare, golden)
+    if recorded is not None:
+        recorded.close()
+    (writer.staging / RECORDED).unlink(missing_ok=True)
+    return manifest, golden
+
+
+def _with_kv8(
+    writer: BundleWriter,
+    manifest: Manifest,
+    golden: Golden,
+    graph: Graph,
+    recorded: RecordedLogits | None,
+    options: Options,
+    say: Callable[[str], None],
+) -> tuple[Manifest, Golden]:
+    """The manifest with the graph over a KV cache in int8, which was written, with its figures where there are logits
+    in float32 to compare with, and what it says along the golden answers; both without it where such a cache says too
+    little of this model's keys and values."""
+    more = dataclasses.replace(manifest, graphs=[*manifest.graphs, graph])
+    options.report(0, 0, "checking the KV cache in int8")
+    engine = open_engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
+    if recorded is not None:
+        found = check.check(engine, recorded, chunk=KV8_STEP)
+        lost = found.kl_mean - manifest.quality["kl_mean"]
+        if not lost <= MOST_LOST:
+            (writer.staging / graph.path).unlink()
+            say(
+                f"A KV cache in int8 would lose too much (KL divergence {lost:.2g} more); the bundle has float32 alone."
+            )
+            return manifest, golden
+        more = dataclasses.replace(more, quality=manifest.quality | _figures_of(KV8, found))
+    own = record_form(engine, golden, KV8)
+    return more, dataclasses.replace(golden, forms=[*golden.forms, own])
+
+
+def _of_target(recorded: RecordedLogits, engine: Engine) -> Agreement:
+    """The check of a target's graphs, as far as they have room for its text."""
+    return check.check(engine, recorded.up_to(engine.context))
+
+
+def _figures_of(form: str, found: Agreement) -> dict[str, float]:
+    """What the manifest says of another form than the decoder's own."""
+    return {f"{form}_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}

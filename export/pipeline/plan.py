@@ -1,0 +1,53 @@
+"""What is made of a checkpoint: a request, completed by what the checkpoint is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.pipeline.routers import Routers, read_routers
+from edge.export.request.choices import Choices, choose, described
+from edge.export.request.export_request import ExportRequest
+
+if TYPE_CHECKING:
+    from edge.export.targets.base import Wanted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is made of a checkpoint. chosen: of the request, with defaults. name: the model's, in the manifest. routers:
+    those that the checkpoint has. target: whose graphs are written as well."""
+
+    request: ExportRequest
+    checkpoint: Checkpoint
+    name: str
+    chosen: Choices
+    routers: Routers | None
+    target: Wanted | None
+
+
+def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
+    """What is made of the checkpoint. Refuses what it cannot become, as far as its configuration tells."""
+    routers = read_routers(checkpoint)
+    chosen = choose(
+        checkpoint,
+        request.weights,
+        request.block_size,
+        request.max_context,
+        quick=request.quick,
+        anew=request.anew,
+    )
+    target = None
+    if request.target is not None:
+        from edge.export.targets.base import Wanted, check_wanted
+
+        target = Wanted(
+            request.target, request.target_context, request.soc, request.target_weights, request.target_activations
+        )
+        check_wanted(target, checkpoint, chosen.context)
+    name = request.name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
+    say(described(checkpoint, chosen.weights))
+    return Plan(request, checkpoint, name, chosen, routers, target)

@@ -1,0 +1,71 @@
+"""How much is done for 4 bits, and in what formats they are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edge.export.facts.tensors import Format
+from edge.export.quantize.base import Options
+
+BITS, BLOCK = 4, 64
+OTHERS = Format(4, 128), Format(4, 32), Format(8, 64)  # that matrices may get instead, under a budget
+SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
+ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
+SIDE_BY_SIDE = 2  # groups of a layer's matrices that are solved at a time: more would take more memory
+LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 four times as much divergence
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done for 4 bits. windows: at most, of the calibration text; own: text of the model's own, as a
+    multiple of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: a weight, on
+    average, for which each matrix gets a format of its own."""
+
+    windows: int
+    own: int
+    rounds: int
+    passes: int
+    bits: float | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What matrices may take. bits: a weight, on average, as asked for; by_default: where nothing is, and at least what
+    one format for all takes; enough: divergence, in nats a token, for which fewer bits will do."""
+
+    bits: float | None = None
+    by_default: float | None = None
+    enough: float = 0.0
+
+
+def one_format(options: Options) -> bool:
+    """Whether blocks are asked for that all matrices have alike."""
+    return options.block_size is not None or options.symmetric
+
+
+def budget_of(options: Options, effort: Effort) -> Budget | None:
+    """What matrices may take; None where all get the same format."""
+    if options.perplexity is not None:
+        return Budget(math.inf, enough=math.log(options.perplexity))
+    by_default = None if one_format(options) else effort.bits
+    return None if options.bits is None and by_default is None else Budget(options.bits, by_default)
+
+
+EFFORTS = {
+    "quick": Effort(windows=5, own=0, rounds=0, passes=0),
+    "normal": Effort(windows=16, own=1, rounds=2, passes=0, bits=4.8),
+    "best": Effort(windows=24, own=2, rounds=2, passes=2, bits=5.2),
+}
+
+
+def format_of(options: Options) -> Format:
+    """That of all matrices, where none has another one."""
+    size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
+    return Format(BITS, size, options.symmetric)
+
+
+def in_one_run(options: Options) -> bool:
+    """Whether all is done in one run of the reference, without Torch."""
+    effort = EFFORTS[options.effort]
+    return not (effort.own or effort.rounds or effort.passes) and budget_of(options, effort) is None

@@ -1,0 +1,1 @@
+"""The model in float32, which exports are calibrated on and checked against: in numpy, or in Torch."""

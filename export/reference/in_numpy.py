@@ -1,0 +1,265 @@
+"""A decoder like Llama in numpy, float32: what a bundle is compared with where PyTorch is not needed, and what
+smoothing measures. It reads one matrix at a time.
+
+A few texts at once, without a KV cache: for the few hundred tokens of a check. T is the number of tokens of all texts
+together, S that of one, H the hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.family import heads_of, window_of
+from edge.export.facts.progress import Progress
+from edge.export.facts.tensors import EMBEDDING, HEAD
+from edge.export.graph.families import find_family
+from edge.export.graph.rope import cos_sin, short_rope
+from edge.runtime.check.perplexity import pieces
+
+Floats = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+ROWS = 2048  # of the embedding that are read at a time
+ATTENDED = 128  # rows that attend together, to nothing behind the last of them
+
+
+def _silu(x: Floats) -> Floats:
+    y = np.tanh(x / 2)  # which overflows nowhere
+    y += 1
+    y *= x
+    y /= 2
+    return y
+
+
+def _gelu(x: Floats) -> Floats:
+    erf = np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)).astype(np.float32)
+    return x * (1 + erf) / 2
+
+
+def _gelu_tanh(x: Floats) -> Floats:
+    return x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x))) / 2
+
+
+ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "silu": _silu,
+    "swish": _silu,
+    "gelu": _gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+class Watch:
+    """What may be told while texts run; slices of rows [T] are those of each text.
+
+    texts: that it is for, the last of those that run. doing: what their progress is called.
+    """
+
+    texts: Sequence[Tokens]
+    doing = "running the reference"
+
+    def product(self, name: str, x: Floats, weight: Floats, texts: Sequence[slice]) -> None:
+        """A matrix [N, K] by its name, and what it reads [T, K]."""
+
+    def attention(self, layer: int, key: Floats, value: Floats, texts: Sequence[slice]) -> None:
+        """A layer's keys, rotated, and values, each [heads, T, D]."""
+
+    def scores(self, head: int, scores: Floats, text: slice) -> None:
+        """What some rows of a head take of each row in a text, up to the last of them, [rows, S]: of the layer whose
+        matrices were told last."""
+
+    def finals(self, x: Floats, texts: Sequence[slice]) -> None:
+        """What the output head reads [T, H]."""
+
+
+class Reference:
+    """The model of a checkpoint; a source of logits, as `perplexity` takes them.
+
+    max_context: that of the bundle, for rotary tables that depend on it. doing: what its progress is called.
+
+    Raises:
+        ExportError: its family is unknown, not like Llama, or has another activation.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, max_context: int, progress: Progress | None = None, doing: str = Watch.doing
+    ) -> None:
+        name, family = find_family(str(checkpoint.config.get("model_type")))
+        if family.layers is None or family.norms is None:
+            raise ExportError(f"There is no reference in numpy for models of the family {name}, only PyTorch's.")
+        self._checkpoint = checkpoint
+        self._progress, self._doing = progress, doing
+        self._config = config = SimpleNamespace(**checkpoint.config)
+        self._like, self._norms = family.layers(config), family.norms
+        self._heads = heads_of(config)
+        self._have = set(checkpoint.names())
+        activation = self._like.activation or config.hidden_act
+        if activation not in ACTIVATIONS:
+            raise ExportError(f"The activation {activation!r} is not known; known are: {', '.join(ACTIVATIONS)}.")
+        self._activation = ACTIVATIONS[activation]
+        stated = config.rope_parameters
+        tables = {"rope": stated} if "rope_type" in stated else stated
+        self._rope = {name: cos_sin(config, parameters, max_context) for name, parameters in tables.items()}
+        self._short = short_rope(config, max_context)
+        if self._short is not None:  # another table for short texts, after the one for long ones
+            more, (cos, sin) = cos_sin(config, stated, self._short), self._rope["rope"]
+            self._rope["rope"] = np.concatenate([cos, more[0]]), np.concatenate([sin, more[1]])
+        self._max_context = max_context
+        self.vocab_size = int(config.vocab_size)
+
+    def logits(self, tokens: Tokens) -> Iterator[Floats]:
+        """The logits [piece, V] of `tokens` [S], piece by piece."""
+        return self.predictions(self.hidden([tokens])[0])
+
+    def predictions(self, hidden: Floats) -> Iterator[Floats]:
+        """The logits [piece, V] of what `hidden` made of a text, piece by piece."""
+        stream = hidden * np.float32(self._like.head_scale)
+        head = EMBEDDING if self._config.tie_word_embeddings else HEAD
+        for piece in pieces(np.arange(len(stream))):
+            logits = with_rows(stream[piece], self._checkpoint, head, self.vocab_size)
+            if (cap := self._like.softcap) is not None:
+                logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
+            yield logits
+
+    def rotated(self, layer: int) -> int:
+        """How many channels of a head are rotated by position, in pairs of one from each half of them."""
+        table = self._like.rope(layer)
+        return 0 if table is None else 2 * self._rope[table][0].shape[1]
+
+    def hidden(self, texts: Sequence[Tokens], watch: Watch | None = None) -> list[Floats]:
+        """What the output head reads [S, H] of each text [S]. All run together, so that each matrix is read once."""
+        config, like, norms = self._config, self._like, self._norms
+        places = places_of(texts)
+        x = read_rows(np.concatenate(texts), self._checkpoint, EMBEDDING, self.vocab_size)
+        x = x * np.float32(like.embedding_scale or 1)
+        for i in range(config.num_hidden_layers):
+            if self._progress is not None:
+                self._progress(i, config.num_hidden_layers, self._doing)
+            name = f"model.layers.{i}"
+            for block, before, after in zip(
+                (self._attention, self._feed_forward), (norms.attention, norms.gates), norms.outputs, strict=True
+            ):
+                made = block(i, x if before is None else self._norm(f"{name}.{before}", x), places, watch)
+                if after is not None:
+                    made = self._norm(f"{name}.{after}", made)
+                x = x + made * np.float32(like.residual_scale)
+        x = self._norm("model.norm", x)
+        if watch is not None:
+            watch.finals(x, places)
+        return [x[place] for place in places]
+
+    def _attention(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
+        name, heads = f"model.layers.{layer}.self_attn", self._heads
+        *inputs, output = self._like.attention
+        rows = (heads.query, heads.key_value, heads.key_value)
+        made = np.concatenate([self._product(f"{name}.{member}", x, texts, watch) for member in inputs], -1)
+        parts = np.split(made, np.cumsum(rows)[:-1] * heads.dim, axis=-1)
+        if self._like.qk_norm is not None:
+            parts[:2] = [self._qk_norm(f"{name}.{n}_norm", part) for n, part in zip("qk", parts, strict=False)]
+        query, key, value = (
+            part.reshape(len(x), n, heads.dim).swapaxes(0, 1) for part, n in zip(parts, rows, strict=True)
+        )  # [heads, T, D]
+        if (table := self._like.rope(layer)) is not None:
+            at = np.concatenate([self._positions(text.stop - text.start) for text in texts])
+            cos, sin = (each[at] for each in self._rope[table])
+            query, key = (_turned(part, cos, sin) for part in (query, key))
+        if watch is not None:
+            watch.attention(layer, key, value, texts)
+        window = window_of(self._config, layer) if self._like.windowed else None
+        query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
+        y = [_attended(query, key, value, text, window, watch) for text in texts]
+        return self._product(f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, watch)
+
+    def _positions(self, size: int) -> NDArray[np.int64]:
+        """The rows of a rotary table for a text of this many tokens."""
+        rows = np.arange(size)
+        return rows + self._max_context if self._short is not None and size <= self._short else rows
+
+    def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
+        name = f"model.layers.{layer}.mlp"
+        made = [self._product(f"{name}.{member}", x, texts, watch) for member in self._like.gates]
+        gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
+        inner = self._activation(gate)
+        inner *= up
+        return self._product(f"{name}.down_proj", inner, texts, watch)
+
+    def _product(self, name: str, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
+        weight = self._checkpoint.read(f"{name}.weight")
+        if watch is not None:
+            watch.product(f"{name}.weight", x, weight, texts)
+        y = x @ weight.T
+        return y + self._checkpoint.read(f"{name}.bias") if f"{name}.bias" in self._have else y
+
+    def _qk_norm(self, name: str, x: Floats) -> Floats:
+        if self._like.qk_norm == "all":
+            return self._norm(name, x)
+        return self._norm(name, x.reshape(len(x), -1, self._heads.dim)).reshape(x.shape)
+
+    def _norm(self, name: str, x: Floats) -> Floats:
+        weight = self._checkpoint.read(f"{name}.weight") + np.float32(self._norms.offset)
+        mean = np.square(x).mean(-1, keepdims=True)
+        return x / np.sqrt(mean + np.float32(self._config.rms_norm_eps)) * weight
+
+
+def places_of(texts: Sequence[Tokens]) -> list[slice]:
+    """Where each text stands among the rows of all."""
+    return [slice(*pair) for pair in pairwise(accumulate(map(len, texts), initial=0))]
+
+
+def read_rows(tokens: Tokens, checkpoint: Checkpoint, embedding: str, vocab: int) -> Floats:
+    """The rows [T, H] of an embedding, of which only those are kept that occur."""
+    used, places = np.unique(tokens, return_inverse=True)
+    found = np.empty((len(used), checkpoint.shape(embedding)[1]), np.float32)
+    for start in range(0, vocab, ROWS):
+        here = (used >= start) & (used < start + ROWS)
+        if here.any():
+            rows = checkpoint.read(embedding, slice(start, min(start + ROWS, vocab)))
+            found[here] = rows[used[here] - start]
+    return found[places]
+
+
+def with_rows(x: Floats, checkpoint: Checkpoint, head: str, vocab: int) -> Floats:
+    """The logits [T, V] of rows x [T, H]."""
+    logits = np.empty((len(x), vocab), np.float32)
+    for start in range(0, vocab, ROWS):
+        rows = slice(start, min(start + ROWS, vocab))
+        logits[:, rows] = x @ checkpoint.read(head, rows).T
+    return logits
+
+
+def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    """x [..., T, D] with pairs of channels, one of each half of those that are rotated, turned by their position."""
+    half = cos.shape[1]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
+
+
+def _attended(
+    query: Floats, key: Floats, value: Floats, text: slice, window: int | None, watch: Watch | None
+) -> Floats:
+    """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries."""
+    query, key, value = query[:, text], key[:, text], value[:, text]
+    group, count = len(query) // len(key), query.shape[1]
+    y = np.empty_like(query)
+    for start in range(0, count, ATTENDED):
+        stop = min(start + ATTENDED, count)
+        back = np.arange(start, stop)[:, None] - np.arange(stop)
+        hidden = (back < 0) | (back >= (window or count))
+        for head, each in enumerate(query[:, start:stop]):
+            scores = each @ key[head // group, :stop].T
+            np.copyto(scores, -np.inf, where=hidden)
+            scores -= scores.max(-1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(-1, keepdims=True)
+            if watch is not None:
+                watch.scores(head, scores, slice(text.start, text.start + stop))
+            y[head, start:stop] = scores @ value[head // group, :stop]
+    return y

@@ -1,0 +1,181 @@
+"""What an export takes where it is not told otherwise, and what a checkpoint allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge import catalog
+from edge.bundle import PAGE
+from edge.errors import CheckpointError, InputError
+from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, Format, matrices
+from edge.export.graph.families import find_family
+from edge.export.manifest.tokenizer import compact
+
+if TYPE_CHECKING:
+    from edge.export.facts.checkpoint import Checkpoint
+    from edge.export.request.export_request import ExportRequest
+
+LEAST_CONTEXT = 16
+MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
+
+OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
+
+# Text to draft from: by default as many tokens as take about a minute on two cores, WORK multiplications by weights, at
+# most MAXIMUM_TEXT, of which twice as many bring 0.2% more (docs/lab/export.md), and none where the model is so small
+# that its steps cost nothing.
+WORK = 2.2e12
+MAXIMUM_TEXT = 8_000
+MINIMUM_WEIGHTS = 10_000_000
+
+
+class Named(Protocol):
+    """What defaults depend on: of a checkpoint, or of a glance at one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def stored_type(self, name: str) -> str: ...
+
+    def form(self, name: str) -> Format | None: ...
+
+
+@dataclass(frozen=True)
+class Choices:
+    """As `edge.export` has them."""
+
+    weights: str
+    block_size: int | None
+    context: int
+
+
+def choose(
+    checkpoint: Checkpoint,
+    weights: str | None,
+    block_size: int | None,
+    max_context: int | None,
+    *,
+    quick: bool,
+    anew: bool = False,
+) -> Choices:
+    """What is asked for, else the catalog's, else the method's and the model's. quick: a GGUF keeps its own precision,
+    and other decoders get int8. A folder whose integers fit keeps them, but where something is asked for that `anew`
+    makes them.
+
+    Raises:
+        CheckpointError: the model's context is too small to be one.
+        InputError: the context is out of range.
+    """
+    defaults = _defaults(checkpoint)
+    chosen = choose_weights(checkpoint, weights, quick=quick, anew=anew)
+    if block_size is None and chosen == defaults.get("weights"):
+        block_size = defaults.get("block_size")
+    return Choices(
+        chosen, block_size, _context(checkpoint, defaults.get("max_context") if max_context is None else max_context)
+    )
+
+
+def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew: bool) -> str:
+    """The weights alone, as `choose` says."""
+    if weights is not None:
+        return weights
+    both = bool(checkpoint.config.get("is_encoder_decoder"))
+    folder = getattr(checkpoint, "root", None) is not None
+    if folder and not both and not anew and any(map(checkpoint.form, checkpoint.names())):
+        return "keep"
+    if quick and not both:
+        blocks = not folder and {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS
+        return "keep" if blocks else "int8"
+    return str(_defaults(checkpoint).get("weights", "int8" if both else "int4"))
+
+
+def default_tokens(weights: int) -> int:
+    """How many tokens of text to draft from a model of `weights` weights writes by default."""
+    return min(MAXIMUM_TEXT, int(WORK / weights)) if weights >= MINIMUM_WEIGHTS else 0
+
+
+def draft_tokens(request: ExportRequest, model: Named) -> int:
+    """How many tokens of its own answers a decoder writes for drafts: as many as are asked for, else the default."""
+    if request.draft_text is not None:
+        return request.draft_text
+    return 0 if request.quick else default_tokens(count_weights(model))
+
+
+def _defaults(checkpoint: Named) -> dict[str, Any]:
+    """The catalog's."""
+    entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
+    return {} if entry is None else entry.export
+
+
+def described(checkpoint: Checkpoint, weights: str) -> str:
+    """A sentence about what is exported; ExportError where its family is unknown."""
+    family, _ = find_family(str(checkpoint.config.get("model_type")))
+    licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
+    how = "kept as they are where they fit" if weights == "keep" else f"to {weights}"
+    return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, {how}."
+
+
+def count_weights(checkpoint: Named) -> int:
+    return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+
+
+def bits_within(size: int, checkpoint: Checkpoint, context: int, *, prefill: bool) -> float:
+    """Bits a weight with which a bundle takes `size` bytes at most. prefill: with an int8 prefill graph.
+
+    Raises:
+        InputError: what else it holds takes more.
+    """
+    names = matrices(checkpoint)
+    count = sum(math.prod(checkpoint.shape(name)) for name in names)
+    vectors = 4 * (count_weights(checkpoint) - count) + PAGE * (3 * len(names) + len(checkpoint.names()))
+    rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES + _rotary(checkpoint, context)
+    if prefill:
+        layers = [checkpoint.shape(name) for name in names if name not in (EMBEDDING, HEAD)]
+        rest += sum(math.prod(shape) + 4 * shape[0] for shape in layers) + vectors
+    if size <= rest:
+        raise InputError(
+            f"A bundle of {checkpoint.name} takes up to {rest / 1e6:.1f} MB besides its matrices; name a larger --size."
+        )
+    return 8 * (size - rest) / count
+
+
+def _rotary(checkpoint: Checkpoint, context: int) -> int:
+    """Maximum bytes of cosines and sines, of one table for each type of layers."""
+    config = checkpoint.config
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    types = 2 if config.get("sliding_window") else 1
+    short = config.get("original_max_position_embeddings") or 0  # of LongRoPE, whose short texts have a table too
+    return int(4 * types * (context + short) * head)
+
+
+def _context(checkpoint: Checkpoint, asked: int | None) -> int:
+    """The bundle's context: what is asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
+    stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
+    most = int(next((s for s in stated if s), MOST_CONTEXT))
+    if most < LEAST_CONTEXT:
+        raise CheckpointError(
+            f"The configuration of {checkpoint.name} gives it a context of {most} tokens, and no model has less than "
+            f"{LEAST_CONTEXT}; fetch it again."
+        )
+    if asked is None:
+        return min(most, MOST_CONTEXT)
+    if asked < LEAST_CONTEXT:
+        raise InputError(f"A context of {asked} tokens is too small; choose --max-context {LEAST_CONTEXT} or more.")
+    if asked > most:
+        raise InputError(
+            f"A context of {asked} tokens is more than the {most} that {checkpoint.name} was made for; choose "
+            f"--max-context {most} or less."
+        )
+    return asked

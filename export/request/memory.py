@@ -1,0 +1,330 @@
+"""The memory model of an export: the private bytes that each of its stages takes, from the shapes of the checkpoint's
+tensors alone, and what of them fits under a limit.
+
+Stages follow each other, and the one that takes most decides. What an export can do without is left out where it does
+not fit; what it cannot do without must fit. Files do not count, because the system takes their pages back: safetensors
+and GGUF files are mapped, and so is what a calibration has finished (`edge.export.quantize.kept`).
+
+Two sessions of onnxruntime are never open at a time: each packs all weights anew, in private memory, next to the
+mapped file that they come from. docs/lab/quantization.md compares predictions and measurements.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from edge.errors import InputError
+from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, matrices, packed_with
+from edge.export.quantize import METHODS
+from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
+from edge.runtime.memory.process import private_bytes
+from edge.runtime.memory.sizes import parse_size, show_size
+
+if TYPE_CHECKING:
+    from edge.export.facts.checkpoint import Checkpoint
+
+MB = 10**6
+FLOAT = 4  # bytes
+
+# What importing takes (Linux, x86-64, Python 3.11, torch 2.13, transformers 5.23), and what programs differ by.
+LIBRARIES = {"torch": 275 * MB, "transformers": 120 * MB, "onnxscript": 65 * MB, "onnxruntime": 10 * MB}
+SLACK = 96 * MB
+RESERVE = 0.05  # of a prediction
+
+# Another stage that an export can do without, as it is called where it is left out.
+DRAFTS = "the text to draft from"
+
+READING = 2  # copies of a tensor that is read: a GGUF's blocks become floats in parts that are then joined
+FACTOR = 36  # bytes of the second moment of a matrix's inputs: itself, in order, and its factor in float64
+MOMENT = 20  # bytes of what is left of that while rows are solved
+SOLVING = 48  # bytes of each weight of these rows
+ATTENTION = 5  # copies of the scores [heads, S, S], where attention hands them out
+STATES = 6  # of each of a layer's activations
+CHECKED = 10  # rows of logits that are compared, and what that makes of them
+SCALED = 7  # floats of each block whose scale is tuned: itself, its change, gradients and moments
+SENTENCE, HEAD_DIM = 64, 32  # tokens of an encoder-decoder's check at most, and channels of its heads at least
+ROUNDED = 1.5  # bytes of an encoder's or a decoder's weights in 8 bits: some are packed twice
+STACKED = 2  # copies of matrices that are stored as one
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of an export, and the private bytes that it takes, the program's apart. optional: it may be left out."""
+
+    name: str
+    takes: int
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, as far as memory depends on it.
+
+    weights: the method's name; of an encoder-decoder those of both halves, joined by ``+``. compare: with the model in
+    float32. prefill: an int8 prefill graph, too. drafts: tokens that are written to draft from; required: that number
+    was asked for.
+    """
+
+    weights: str
+    options: Options
+    context: int
+    compare: bool = True
+    prefill: bool = False
+    drafts: int = 0
+    required: bool = False
+
+
+def leave_out(
+    checkpoint: Checkpoint, request: Request, limit: int | None, say: Callable[[str], None]
+) -> frozenset[str]:
+    """The names of the stages that an export leaves out to fit into `limit` bytes, which `say` is told.
+
+    Raises:
+        InputError: a stage that must be does not fit; the smallest limit that would do is named.
+    """
+    if limit is None:
+        return frozenset()
+    stages, program = stages_of(checkpoint, request), program_bytes(request)
+    largest = max((stage for stage in stages if not stage.optional), key=lambda stage: stage.takes)
+    if (smallest := needed(largest, program)) > limit:
+        raise InputError(
+            f"The export of {checkpoint.name} to {request.weights} does not fit into {show_size(limit, math.floor)}, "
+            f"because {largest.name} takes more; the smallest --memory that would do is {show_size(smallest)}."
+        )
+    without = {stage.name: size for stage in stages if stage.optional and (size := needed(stage, program)) > limit}
+    if without:
+        each = "; ".join(f"{name} ({show_size(size)} would include it)" for name, size in without.items())
+        say(f"Left out, because it does not fit into {show_size(limit, math.floor)}: {each}.")
+    return frozenset(without)
+
+
+def needed(stage: Stage, program: int) -> int:
+    """The smallest limit under which a stage fits, where the program takes `program` bytes besides."""
+    return math.ceil((1 + RESERVE) * (stage.takes + program)) + SLACK
+
+
+def program_bytes(request: Request) -> int:
+    """Private bytes of this process besides the stages: what it holds, and the libraries that are still to come."""
+    calibrated = request.weights in METHODS and METHODS[request.weights].traits.get("calibrated")
+    alone = request.options.effort == "quick"  # a GGUF file without Torch, or it is there
+    if calibrated:
+        from edge.export.quantize.gptq_efforts import in_one_run
+
+        alone = in_one_run(request.options)
+    missing = LIBRARIES.keys() - sys.modules.keys() - ({"torch", "transformers"} if alone else set())
+    return private_bytes() + sum(LIBRARIES[library] for library in missing)
+
+
+def stages_of(checkpoint: Checkpoint, request: Request) -> list[Stage]:
+    """The stages of a decoder's export, or of an encoder-decoder's, in their order."""
+    if checkpoint.config.get("is_encoder_decoder"):
+        return list(_encoder_decoder(checkpoint, request.weights))
+    return list(_decoder(checkpoint, request))
+
+
+class _Decoder:
+    """Numbers of weights of a decoder, and of values in it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        from edge.export.facts.family import heads_of
+
+        self.shapes = {name: checkpoint.shape(name) for name in matrices(checkpoint)}
+        counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        layers = defaultdict[str, list[str]](list)
+        for name in counts:
+            if found := re.match(r"model\.layers\.\d+\.", name):
+                layers[found[0]].append(name)
+        in_layers = [name for names in layers.values() for name in names]
+        self.layers = len(layers)
+        self.total = sum(counts.values())
+        self.body = sum(counts[name] for name in in_layers)
+        self.vocabulary = self.total - self.body  # embedding, and a head of its own
+        self.embedding = counts[EMBEDDING]
+        self.layer = max(sum(counts[name] for name in names) for names in layers.values())
+        self.matrix = max(counts[name] for name in in_layers)  # the largest one of a layer
+        self._layers = list(layers.values())
+        self.moments = max(sum(self.shapes[name][1] ** 2 for name in names) for names in layers.values())
+        config = SimpleNamespace(**checkpoint.config)
+        heads = heads_of(config)
+        self.hidden, self.vocab, self.heads = int(config.hidden_size), int(config.vocab_size), heads.query
+        self.kv_row = 2 * heads.key_value * heads.dim  # of one layer
+        self.row = (heads.query + 2 * heads.key_value) * heads.dim + 2 * int(config.intermediate_size) + 2 * self.hidden
+
+    def activations(self, tokens: int) -> int:
+        """Bytes of a layer's values, where they are all there."""
+        return tokens * self.row * STATES * FLOAT
+
+    def scores(self, tokens: int) -> int:
+        """Bytes of a layer's attention."""
+        return self.heads * tokens**2 * ATTENTION * FLOAT
+
+    def solving(self, most: int, side_by_side: int = 1) -> int:
+        """Bytes for any matrix of a layer and those that are solved with it, `most` rows at a time; of so many at a
+        time."""
+        found = [0]
+        for names in self._layers:
+            together = {tuple(packed_with(name, names)) for name in names}
+            shapes = [(sum(self.shapes[name][0] for name in each), self.shapes[each[0]][1]) for each in together]
+            takes = sorted(_solving(min(most, rows), columns) for rows, columns in shapes)
+            found.append(sum(takes[-side_by_side:]))
+        return max(found)
+
+    def states(self, tokens: int) -> int:
+        """Bytes of what passes from layer to layer."""
+        return tokens * self.hidden * FLOAT
+
+
+def _solving(rows: int, columns: int) -> int:
+    return max(columns**2 * FACTOR, columns**2 * MOMENT + rows * columns * SOLVING)
+
+
+def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
+    from edge.export.check import of_decoder as check
+    from edge.runtime.check.perplexity import CHUNK
+
+    sizes, options = _Decoder(checkpoint), request.options
+    quick = options.effort == "quick"
+    logits = CHUNK * sizes.vocab * FLOAT
+    if request.compare:
+        window = min(check.QUICK_WINDOW if quick else check.WINDOW, request.context)
+        running = sizes.activations(window) + 3 * logits + window * sizes.kv_row * 2 * FLOAT
+        if quick:
+            yield Stage("the reference", running + READING * sizes.matrix * FLOAT)
+        else:
+            reading = max(READING * sizes.embedding, sizes.vocabulary + sizes.layer + sizes.matrix) * FLOAT
+            yield Stage("the float32 model's answer to the check's text", running + reading)
+    if METHODS.find(request.weights).traits.get("calibrated"):
+        yield from _calibrated(sizes, options, len(checkpoint.tokenizer.tokens.lead))
+    yield Stage("writing the weights", _writing(sizes, request))
+    yield from _sessions(checkpoint, sizes, request)
+
+
+def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]:
+    """Of weights in 4 bits: see `edge.export.quantize.gptq`."""
+    from edge.export.check.of_decoder import QUICK_WINDOW
+    from edge.export.quantize.allocate import WINDOWS
+    from edge.export.quantize.calibration import WINDOW
+    from edge.export.quantize.gptq_efforts import BLOCK, EFFORTS, OTHERS, SIDE_BY_SIDE, budget_of, in_one_run
+    from edge.export.quantize.sampled import PIECE, TOGETHER
+    from edge.export.quantize.solve import ROWS
+
+    effort = EFFORTS[options.effort]
+    sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)
+    in_numpy = 2 * sizes.row * (EFFORTS["quick"].windows * WINDOW + QUICK_WINDOW) * FLOAT
+    one_run = sketch + in_numpy + STACKED * READING * sizes.matrix * FLOAT + sizes.solving(ROWS)
+    if in_one_run(options):
+        yield Stage("calibrating in one run", one_run)
+        return
+    block_size = options.block_size or BLOCK
+    windows = effort.windows * (1 + effort.own)
+    if effort.own:
+        cached = TOGETHER * (lead + PIECE) * sizes.kv_row * (sizes.layers + 2) * FLOAT
+        drawn = TOGETHER * sizes.vocab * 6 * FLOAT
+        whole = (sizes.total + READING * sizes.embedding) * FLOAT
+        yield Stage(OWN_TEXT, whole + cached + drawn + sizes.activations(TOGETHER * 9), optional=True)
+
+    hidden = 2 * windows * sizes.states(WINDOW)
+    running = sizes.activations(WINDOW) + sizes.scores(WINDOW)
+    vocabulary = sizes.vocabulary * FLOAT
+    solving = sizes.solving(ROWS, SIDE_BY_SIDE)
+    layer = (2 * sizes.layer + sizes.moments) * FLOAT + sizes.layer  # as floats, stacked, and integers
+    head = _solving(ROWS, sizes.hidden) + STACKED * sizes.embedding * (FLOAT + 1)
+    yield Stage(
+        "calibrating a layer",
+        hidden + max(READING * vocabulary, vocabulary + max(head, layer + max(solving, running))),
+    )
+    teacher = 2 * sizes.embedding * FLOAT  # its head, as it is read and as products take it
+    if budget_of(options, effort) is not None:
+        asked = (options.bits, options.perplexity) != (None, None)
+        block_size = options.block_size or min(form.block_size for form in OTHERS)
+        of_layer = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
+        measured = vocabulary + max(2 * sizes.embedding * FLOAT, of_layer)  # the float head as it is read, then layers
+        trying = hidden + vocabulary + one_run
+        yield Stage(FORMATS, max(trying, hidden + sketch + teacher + measured), optional=not asked)
+    if effort.passes:
+        blocks = sizes.total // block_size * SCALED * FLOAT
+        of_head = 3 * sizes.embedding * FLOAT  # itself, its gradient, and rows of it
+        products = 4 * sizes.matrix * FLOAT
+        kept = (sizes.layers + STATES) * sizes.states(WINDOW)
+        backward = max(of_head, products + 2 * running)
+        yield Stage(TUNING, blocks + vocabulary + teacher + kept + backward, optional=True)
+
+
+def _writing(sizes: _Decoder, request: Request) -> int:
+    """A matrix is read, rounded, and joined with those that it is stored with, while the others stay on disk."""
+    together = max(sizes.layer, sizes.embedding)
+    read = READING * max(sizes.matrix, sizes.embedding) * FLOAT
+    traits = METHODS.find(request.weights).traits
+    if traits.get("calibrated"):  # it was rounded before
+        return STACKED * 2 * together
+    made = STACKED * together * (FLOAT if traits["bits"] > 8 else 2)
+    rotated = (4 * sizes.hidden**2 + 2 * sizes.matrix) * FLOAT if request.prefill else 0
+    return max(read, 2 * sizes.matrix * FLOAT) + made + rotated
+
+
+def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iterator[Stage]:
+    """What runs in onnxruntime."""
+    from edge.export.check.of_decoder import WINDOW
+    from edge.runtime.check.perplexity import CHUNK
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.limits import PREFILL_CHUNK
+
+    packed = _packed(checkpoint, request.weights, request.options)
+    if request.prefill:
+        packed += sizes.body + (sizes.embedding + 2 * sizes.hidden**2) * FLOAT
+    row = sizes.kv_row * sizes.layers * FLOAT
+    step = PREFILL_CHUNK * sizes.row * 2 * FLOAT
+    compared = CHECKED * CHUNK * sizes.vocab * FLOAT
+    # What the weights' file has of them is mapped: in private memory they are once, in RSS twice.
+    yield Stage("the written graph", packed + WINDOW * 2 * row + step + compared)
+    if request.drafts:
+        from edge.export.drafts.successors import ANSWER, QUESTION
+
+        width = Engine.side_by_side
+        tokens = width * (2 * QUESTION + ANSWER)
+        written = packed + tokens * row + step + 4 * width * sizes.vocab * FLOAT
+        yield Stage(DRAFTS, written, optional=not request.required)
+
+
+def _packed(checkpoint: Checkpoint, weights: str, options: Options) -> int:
+    """Bytes of the weights as onnxruntime's kernels keep them: as they are stored, with a float more for each block,
+    and floats as float32. An embedding that is no head stays in the file."""
+    traits = METHODS.find(weights).traits
+    names = matrices(checkpoint)
+    if HEAD in names:
+        names.remove(EMBEDDING)
+    usual, size = float(traits["bits"]), 0.0
+    if traits.get("calibrated"):
+        from edge.export.quantize.gptq_efforts import EFFORTS
+
+        usual = options.bits or (8 if options.perplexity else EFFORTS[options.effort].bits) or usual
+    for name in names:
+        stays = traits.get("keeps") and getattr(checkpoint, "root", None) is None  # floats of a GGUF
+        bits = 32 if stays and checkpoint.stored_type(name) in FLOATS else usual
+        blocks = 0 if bits > 8 else 1 / (options.block_size or 32)
+        size += math.prod(checkpoint.shape(name)) * ((FLOAT if bits > 8 else bits / 8) + blocks * (2 * FLOAT + 1))
+    return math.ceil(size)
+
+
+def _encoder_decoder(checkpoint: Checkpoint, weights: str) -> Iterator[Stage]:
+    """Bounds: these models are small, and nothing of their exports is left out."""
+    shapes = [checkpoint.shape(name) for name in matrices(checkpoint)]
+    total, largest = sum(map(math.prod, shapes)), max(map(math.prod, shapes))
+    vocab = max(max(shape) for shape in shapes)
+    width = max(min(shape) for shape in shapes)
+    wide = max((max(shape) for shape in shapes if vocab not in shape), default=width)
+    audio = "num_mel_bins" in checkpoint.config
+    rows = int(checkpoint.config["max_source_positions"]) if audio else SENTENCE
+    running = rows * (4 * width + 2 * wide) * STATES * FLOAT + width // HEAD_DIM * rows**2 * ATTENTION * FLOAT
+    logits = CHECKED * SENTENCE * vocab * FLOAT
+    yield Stage("the float32 model's answers", (total + READING * largest) * FLOAT + running + logits)
+    yield Stage("writing the weights", (2 * READING + STACKED) * largest * FLOAT)
+    packed = total * (FLOAT if "fp32" in weights else ROUNDED)
+    yield Stage("the written graphs", math.ceil(packed) + 2 * running + logits)

@@ -1,0 +1,1 @@
+"""The bundle's own graphs, which onnxruntime's CPU provider runs."""
