@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import DOCS, ROOT
+from places import ROOT
 
 from edge.bundle import Bundle
 from edge.extras import EXTRAS as BROUGHT
@@ -226,15 +226,3 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if line and not line.startswith("#")
     }
     assert {line.partition(">")[0] for line in wanted} <= pinned
-
-
-def test_links_between_the_pages_lead_somewhere() -> None:
-    top = (ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "android_demo/README.md"))
-    pages = [*top, *DOCS.rglob("*.md")]
-    dead = [
-        f"{page.relative_to(ROOT)} -> {target}"
-        for page in pages
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-        if "://" not in target and not (page.parent / target).exists()
-    ]
-    assert dead == []
