@@ -17,7 +17,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *DOCS.rglob("*.md"),
         *(ROOT / ".github").rglob("*.md"),
-        *(ROOT / folder / "README.md" for folder in ("kernels", "android_demo", "android_demo/app")),
+        *(ROOT / folder / "README.md" for folder in ("examples", "kernels", "android_demo", "android_demo/app")),
     ]
 )
 FOLDERS = ("android_demo", "benchmarks", "edge", "examples", "export", "fuzz", "kernels", "models", "runtime", "tests")
