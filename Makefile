@@ -9,7 +9,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 PYTHON ?= python3
-# A package index with CPU-only torch wheels, where pip's own index would bring CUDA packages. README.md says when.
+# A package index with CPU-only torch wheels, where pip's own index would bring CUDA packages. CONTRIBUTING.md says when.
 TORCH_INDEX ?=
 MODEL ?= smollm2-135m-instruct
 PROMPT ?= Why is the sky blue? Answer in two sentences.
