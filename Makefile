@@ -1,6 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
+# make docs       the pages of docs/ as a site in build/site
 # make fuzz       every kind of input damaged by the thousand, for five minutes   (FUZZ=short: one or two; FUZZ=nightly: hours; SEED=N)
 # make android    the Kotlin runtime for apps and the Android app: jar, tests and APK   (AAR=onnxruntime-android.aar)
 # make bench      what the benchmarks need and how to start them
@@ -27,7 +28,7 @@ KERNELS ?= $(lastword $(wildcard kernels/dist/*.whl))
 FUZZ ?= usual
 SEED ?=
 
-.PHONY: demo test test-all lint types fuzz android bench clean
+.PHONY: demo test test-all lint types docs fuzz android bench clean
 
 demo: $(VENV)/.gguf $(VENV)/.kernels
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
@@ -45,6 +46,9 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy -p edge
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fuzz: $(VENV)/.test $(VENV)/.kernels
 	$(BIN)/python -m fuzz --length $(FUZZ) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -95,6 +99,10 @@ $(VENV)/.kernels: $(wildcard kernels/*.* kernels/src/*.* kernels/edge_kernels/*.
 	else \
 		echo "Kernels: onnxruntime's. Those of edge are faster, but could not be built, for the reason above."; \
 	fi
+	@touch $@
+
+$(VENV)/.docs: $(SOURCES) | $(VENV)/bin/python
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
