@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "runtime": (),
     "runtime/speech/audio.py": ("audio",),
 }
+IMPORTED_AS = {"protobuf": "google", "pyyaml": "yaml"}  # the others are as they are called
 # Import names of the packages whose folders stand at the top of the repository.
 FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}
 
@@ -128,7 +129,7 @@ def declared(*extras: str) -> set[str]:
     names = set[str]()
     for line in [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"][e])]:
         name, inner = re.match(r"([\w-]+)(?:\[(\w+)\])?", line).groups()  # type: ignore[union-attr]
-        names |= declared(inner) if inner else {"google" if name == "protobuf" else name.replace("-", "_")}
+        names |= declared(inner) if inner else {IMPORTED_AS.get(name, name.replace("-", "_"))}
     return names
 
 
