@@ -1,6 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
+# make docs       the pages of docs/ as a site in build/site
 # make fuzz       every kind of input damaged by the thousand, for five minutes   (FUZZ=short: one or two; FUZZ=nightly: hours; SEED=N)
 # make android    the Kotlin runtime for apps and the Android app: jar, tests and APK   (AAR=onnxruntime-android.aar)
 # make bench      what the benchmarks need and how to start them
@@ -9,7 +10,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 PYTHON ?= python3
-# A package index with CPU-only torch wheels, where pip's own index would bring CUDA packages. README.md says when.
+# A package index with CPU-only torch wheels, where pip's own index would bring CUDA packages. CONTRIBUTING.md says when.
 TORCH_INDEX ?=
 MODEL ?= smollm2-135m-instruct
 PROMPT ?= Why is the sky blue? Answer in two sentences.
@@ -30,7 +31,7 @@ BESIDE := --numprocesses logical --maxprocesses 4 --dist worksteal
 FUZZ ?= usual
 SEED ?=
 
-.PHONY: demo test test-all lint types fuzz android bench clean
+.PHONY: demo test test-all lint types docs fuzz android bench clean
 
 demo: $(VENV)/.gguf $(VENV)/.kernels
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
@@ -48,6 +49,9 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy -p edge
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fuzz: $(VENV)/.test $(VENV)/.kernels
 	$(BIN)/python -m fuzz --length $(FUZZ) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -98,6 +102,10 @@ $(VENV)/.kernels: $(wildcard kernels/*.* kernels/src/*.* kernels/edge_kernels/*.
 	else \
 		echo "Kernels: onnxruntime's. Those of edge are faster, but could not be built, for the reason above."; \
 	fi
+	@touch $@
+
+$(VENV)/.docs: $(SOURCES) | $(VENV)/bin/python
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python

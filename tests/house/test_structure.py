@@ -13,7 +13,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from places import DOCS, ROOT
+from places import ROOT
 
 from edge.bundle import Bundle
 from edge.extras import EXTRAS as BROUGHT
@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "runtime": (),
     "runtime/speech/audio.py": ("audio",),
 }
+IMPORTED_AS = {"protobuf": "google", "pyyaml": "yaml"}  # the others are as they are called
 # Import names of the packages whose folders stand at the top of the repository.
 FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}
 
@@ -154,7 +155,7 @@ def declared(*extras: str) -> set[str]:
     names = set[str]()
     for line in [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"][e])]:
         name, inner = re.match(r"([\w-]+)(?:\[(\w+)\])?", line).groups()  # type: ignore[union-attr]
-        names |= declared(inner) if inner else {"google" if name == "protobuf" else name.replace("-", "_")}
+        names |= declared(inner) if inner else {IMPORTED_AS.get(name, name.replace("-", "_"))}
     return names
 
 
@@ -252,15 +253,3 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if line and not line.startswith("#")
     }
     assert {line.partition(">")[0] for line in wanted} <= pinned
-
-
-def test_links_between_the_pages_lead_somewhere() -> None:
-    top = (ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "android_demo/README.md"))
-    pages = [*top, *DOCS.rglob("*.md")]
-    dead = [
-        f"{page.relative_to(ROOT)} -> {target}"
-        for page in pages
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-        if "://" not in target and not (page.parent / target).exists()
-    ]
-    assert dead == []
