@@ -132,7 +132,7 @@ class ExportRequest:
         """The bytes of `memory`; InputError where it is no size."""
         if not isinstance(self.memory, str):
             return self.memory
-        from edge.runtime.memory.plan import parse_size
+        from edge.runtime.memory.sizes import parse_size
 
         return parse_size(self.memory)
 
