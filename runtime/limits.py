@@ -1,7 +1,7 @@
-"""How much is taken where nobody says how much, and the most that may be asked for."""
+"""Sizes of a run where nobody asks for others, and what nobody may ask for more of."""
 
 from __future__ import annotations
 
-DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT = 4096  # tokens, or all of a bundle's where it has fewer
 MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory

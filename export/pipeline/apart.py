@@ -26,7 +26,7 @@ STAGED = ".staged"  # what the first stage tells the second, a file next to the 
 def stage_apart(request: ExportRequest, writer: BundleWriter, progress: Progress, say: Callable[[str], None]) -> None:
     """Write all that needs the checkpoint. Errors are those of `edge.export`."""
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.pipeline.plan import settle
+    from edge.export.pipeline.settle import settle
     from edge.export.pipeline.stage import stage
 
     progress(0, 0, "opening the checkpoint")

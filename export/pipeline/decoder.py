@@ -20,7 +20,7 @@ from edge.export.manifest.thinking import matched_whole, thinking
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import Watched, manifest_of, say_what_changed
 from edge.export.pipeline.finish import RECORDED, StagedDecoder
-from edge.export.pipeline.plan import Plan
+from edge.export.pipeline.settle import Plan
 from edge.export.pipeline.survey import Survey
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows

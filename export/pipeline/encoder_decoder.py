@@ -21,7 +21,7 @@ from edge.export.manifest.speech_format import check_window, speech
 from edge.export.manifest.text_format import generation, left_out, text_format
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
-from edge.export.pipeline.plan import Plan
+from edge.export.pipeline.settle import Plan
 from edge.export.quantize import read_calibration
 from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder

@@ -42,7 +42,7 @@ def export_bundle(
 
     from edge.export.checkpoint import open_checkpoint
     from edge.export.pipeline.finish import finish
-    from edge.export.pipeline.plan import settle
+    from edge.export.pipeline.settle import settle
     from edge.export.pipeline.stage import stage
 
     checkpoint = open_checkpoint(str(request.source), progress=line, say=say)

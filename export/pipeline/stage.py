@@ -12,7 +12,7 @@ from edge.errors import InputError
 from edge.export import quantize as methods
 from edge.export.facts.progress import Progress
 from edge.export.pipeline.finish import Staged
-from edge.export.pipeline.plan import Plan
+from edge.export.pipeline.settle import Plan
 from edge.export.quantize.base import Options
 from edge.export.request.choices import bits_within, draft_tokens
 from edge.export.request.memory import DRAFTS, Request, leave_out

@@ -21,16 +21,16 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, Dims, Generation, KVLayer, KVLayout
+from edge.runtime import budget as planning
 from edge.runtime import load as loading
 from edge.runtime.budget import GOAL, MIN_CONTEXT, make_plan
 from edge.runtime.costs import machine
 from edge.runtime.costs.curve import store
 from edge.runtime.decode.beam import BeamOptions, new_cache
 from edge.runtime.engine.variant import LoadOptions
-from edge.runtime.memory import plan as planning
 from edge.runtime.memory import process as memory
 from edge.runtime.memory.footprint import MIB
-from edge.runtime.memory.plan import Plan, needed
+from edge.runtime.memory.plan import RESERVE, Plan, needed
 from edge.runtime.memory.sizes import parse_size, show_size
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.providers.threads import default_threads
@@ -103,7 +103,7 @@ def test_without_a_budget_the_plan_is_what_runs_by_default(bundle: Bundle) -> No
 def test_the_budget_holds_the_prediction_with_a_reserve(bundle: Bundle) -> None:
     for budget in range(smallest(bundle), 600, 37):
         plan = make_plan(bundle, budget * MB)
-        assert plan.footprint.peak * (1 + planning.RESERVE) <= budget * MB
+        assert plan.footprint.peak * (1 + RESERVE) <= budget * MB
 
 
 def test_all_of_a_budget_is_used(bundle: Bundle) -> None:

@@ -23,6 +23,7 @@ from edge.cli.run import made, source
 from edge.cli.run.contents import contents_of
 from edge.cli.run.made import target_of
 from edge.errors import ExportError
+from edge.export.request.export_request import ExportRequest
 from edge.lock import locked
 
 ASKED = ["the moon", "--raw", "--max-tokens", "2", "--context", "64"]
@@ -186,8 +187,8 @@ def test_a_disk_that_fills_up_leaves_nothing(
     assert sentence.endswith(".edge could not be written: No space left on device; nothing was left there.")
 
 
-def fill(given: Path, writer: BundleWriter) -> None:
-    shutil.copyfile(given, "/dev/full")
+def fill(request: ExportRequest, writer: BundleWriter) -> None:
+    shutil.copyfile(request.source, "/dev/full")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -286,7 +287,7 @@ def test_an_export_that_the_system_ends_is_said(
     assert f"of {model} ended too early (the system ended it with SIGKILL), as it does" in capsys.readouterr().err
 
 
-def interrupt(given: Path, writer: BundleWriter) -> None:
+def interrupt(request: ExportRequest, writer: BundleWriter) -> None:
     (writer.staging / "weights.bin").write_bytes(b"some")
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(LONG_S)
@@ -310,7 +311,7 @@ def change(given: Path, writer: BundleWriter) -> None:
 def test_a_model_that_changes_while_it_is_exported_leaves_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
-    stages = {"_stage": lambda given, writer: None, "_finish": lambda writer: None}
+    stages = dict.fromkeys(["_stage", "_finish"], lambda request, writer: None)
     for name, stage in stages.items():
         changing = (lambda *given: change(model, given[-1])) if name == when else stage
         monkeypatch.setattr(source, name, changing)
