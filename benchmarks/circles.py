@@ -31,7 +31,7 @@ def repeated(tokens: Sequence[int]) -> float:
 
 def touched(prompt: Sequence[int], tokens: Sequence[int]) -> int | None:
     """Where the rule would first have made a token of an answer less likely; None: nowhere."""
-    from edge.runtime.decode.circles import Circles
+    from edge.runtime.decode.rules.circles import Circles
 
     circles = Circles(prompt)
     for place, token in enumerate(tokens):
@@ -43,7 +43,7 @@ def touched(prompt: Sequence[int], tokens: Sequence[int]) -> int | None:
 
 def cost_us(answers: Sequence[Sequence[int]]) -> float:
     """Microseconds of a processor that following a text takes for each token: the median of five."""
-    from edge.runtime.decode.circles import Circles
+    from edge.runtime.decode.rules.circles import Circles
 
     taken = []
     for _ in range(5):

@@ -16,13 +16,13 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
-from edge.runtime.decode import answer, beam
+from edge.runtime.decode import answer, beam, rules
 from edge.runtime.decode.answer import Ends, GenerateOptions, Piece, Result, Timings
 from edge.runtime.decode.beam import BeamOptions, Candidate, Hypothesis
-from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.passages import stream as passages_stream
-from edge.runtime.decode.sampling import Sampler, make_sampler
+from edge.runtime.decode.rules.rule import Processor, RuleSettings
+from edge.runtime.decode.sampling import Sampler, make_chooser, processed
 from edge.runtime.decode.stream import Stream
 from edge.runtime.decode.text2text_options import Text2TextOptions, options_of
 from edge.runtime.engine.cache import KVCache
@@ -47,6 +47,7 @@ class _Task:
     options: Text2TextOptions
     beam: BeamOptions
     ends: Ends
+    rules: RuleSettings
     processors: list[Processor]
 
 
@@ -263,11 +264,8 @@ class Text2Text(Loaded):
         return found
 
     def _sampler(self, task: _Task, source: list[int]) -> Sampler:
-        plain = task.options
-        if plain.repetition_penalty is not None:
-            plain = dataclasses.replace(plain, repetition_penalty=None)  # that is a processor here
-        sampler = make_sampler(plain, source)  # a text may repeat what repeats there
-        return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
+        settings = dataclasses.replace(task.rules, source=source)  # a text may repeat what repeats there
+        return processed(task.processors, make_chooser(settings), task.prompt)
 
     def _task(self, options: Text2TextOptions, engine: Engine) -> _Task:
         """What these options decide: the last time's task, where they are the same."""
@@ -280,14 +278,12 @@ class Text2Text(Loaded):
             wanted = DEFAULT_TOKENS if defaults.max_length is None else max(1, defaults.max_length - len(prompt))
         room = engine.context - len(prompt) + 1  # the last token is never run
         limit = min(wanted, room)
-        least = defaults.min_length if options.min_tokens is None else len(prompt) + options.min_tokens
-        processors = make_processors(
-            options.over(defaults), self.text.eos, begin=len(prompt), least=least, most=len(prompt) + limit
-        )
+        settings = RuleSettings(options, defaults, ends=self.text.eos, begin=len(prompt), most=len(prompt) + limit)
         beams = self._beams(options, limit)
         if engine.exact and beams.beams > 1:
             raise InputError("Only one text at a time is exact; ask for one beam.")
-        self._last = task = _Task(prompt, options, beams, Ends(options.stop, wanted, room), processors)
+        ends, processors = Ends(options.stop, wanted, room), rules.make_processors(settings)
+        self._last = task = _Task(prompt, options, beams, ends, settings, processors)
         return task
 
     def _beams(self, options: Text2TextOptions, max_tokens: int) -> BeamOptions:

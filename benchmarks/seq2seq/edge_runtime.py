@@ -47,9 +47,9 @@ class _Edge:
 
         from edge.runtime.decode.answer import never
         from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
-        from edge.runtime.decode.logits_processors import ProcessedSampler, Suppress
         from edge.runtime.decode.loop import generate
-        from edge.runtime.decode.sampling import greedy
+        from edge.runtime.decode.rules.suppress import Suppress
+        from edge.runtime.decode.sampling import ProcessedSampler, greedy
 
         engine, eos = self._model.engine, self._model.text.eos
         options = BeamOptions(beams, max_tokens=n)

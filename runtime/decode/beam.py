@@ -7,7 +7,7 @@ differs in two rules, see `_Group`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.runtime.decode import rules
 from edge.runtime.decode.answer import INTERRUPTED, FinishReason, never
 from edge.runtime.decode.branches import Branches, Made
-from edge.runtime.decode.circles import ALLOW, AVOID, CIRCLES, Circles, followed
-from edge.runtime.decode.logits_processors import Processor
+from edge.runtime.decode.rules.circles import ALLOW, CIRCLES
+from edge.runtime.decode.rules.rule import Lowering, Processor, RuleSettings
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine, Likeliest
@@ -57,7 +58,7 @@ class BeamOptions(Options):
         n_best: whole texts to return, up to `beams`.
         max_tokens: maximum tokens of a text.
         circles: "avoid": texts that repeat themselves without end lose probability
-            (`edge.runtime.decode.circles`); "allow": they do not.
+            (`edge.runtime.decode.rules.circles`); "allow": they do not.
         interrupted: asked before every step; the search ends once it says True.
 
     Raises:
@@ -180,7 +181,7 @@ def search(
         likeliest = partial(engine.likeliest, count=min(groups[0].candidates, vocab))
 
         def ranked(*given: Any, **more: Any) -> Made:  # out of a circle others than the likeliest lead
-            return engine.step(*given, **more) if groups[0].circles else likeliest(*given, **more)
+            return engine.step(*given, **more) if groups[0].lowers else likeliest(*given, **more)
 
         run = ranked
     for start in range(0, len(prompt), PREFILL_CHUNK):
@@ -260,7 +261,8 @@ class _Group:
         self._uncounted = len(prompt) - forced
         self._limit = len(prompt) + options.max_tokens
         self.texts = [prompt]
-        self._circles = [Circles(source)] if options.circles == AVOID else []  # of the texts
+        lowering = rules.make_lowering(RuleSettings(options, source=source))
+        self._lowerings = [] if lowering is None else [lowering]  # of the texts
         self.scores = [0.0]  # log probabilities of the texts
         self.leaves = [0]
         self.parents: list[int] = []
@@ -269,14 +271,14 @@ class _Group:
         self.done = False
 
     @property
-    def circles(self) -> bool:
-        """Whether a text is led out of a circle."""
-        return any(circles.losses for circles in self._circles)
+    def lowers(self) -> bool:
+        """Whether a rule lowers scores of what may follow a text."""
+        return any(rule.losses for rule in self._lowerings)
 
     def best(self, scores: NDArray[np.float32]) -> list[Found]:
         """The best of what may follow the texts, by the scores of all tokens [n, V], which are overwritten."""
-        for beam, circles in enumerate(self._circles):
-            for token, loss in circles.losses.items():
+        for beam, rule in enumerate(self._lowerings):
+            for token, loss in rule.losses.items():
                 scores[beam, token] -= np.float32(loss)
         scores += np.array(self.scores, np.float32)[:, None]
         return _best(scores, self.candidates)
@@ -307,8 +309,8 @@ class _Group:
             elif rank < self._width:
                 self._add([*self.texts[beam][self.start :], token], value, "stop" if ends else "length")
         self.texts = [[*self.texts[beam], token] for _, beam, token in chosen]
-        if self._circles:
-            self._circles = followed(self._circles, [(beam, token) for _, beam, token in chosen])
+        if self._lowerings:
+            self._lowerings = _followed(self._lowerings, [(beam, token) for _, beam, token in chosen])
         self.tokens = [token for _, _, token in chosen]
         self.parents = [self.leaves[beam] for _, beam, _ in chosen]
         self.scores = [value for value, _, _ in chosen]
@@ -341,6 +343,19 @@ class _Group:
     def _score(self, log_probability: float, length: int) -> float:
         score: float = log_probability / float(length - self._uncounted) ** self._options.length_penalty
         return score
+
+
+def _followed(before: Sequence[Lowering], chosen: Iterable[tuple[int, int]]) -> list[Lowering]:
+    """A rule in each text that is one of those `before`, by its place there, and a token. The first that continues a
+    text takes over what followed that one, so that little is copied."""
+    found, tokens, taken = list[Lowering](), list[int](), set[int]()
+    for place, token in chosen:
+        found.append(before[place].copy() if place in taken else before[place])
+        tokens.append(token)
+        taken.add(place)
+    for rule, token in zip(found, tokens, strict=True):
+        rule.push(token)
+    return found
 
 
 def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:

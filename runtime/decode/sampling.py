@@ -1,7 +1,5 @@
-"""From logits to the next token: greedy, temperature, top-k, top-p, min-p and the repetition penalty.
-
-The steps and their order are those of transformers' `generate`: penalty, temperature, top-k, top-p, min-p, draw.
-"""
+"""From logits to the next token: the rules of `edge.runtime.decode.rules` in their order, and then the likeliest token,
+or a draw."""
 
 from __future__ import annotations
 
@@ -14,22 +12,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import InputError
+from edge.errors import BundleError, InputError
 from edge.manifest import Generation
-from edge.runtime.decode.circles import AVOID, CIRCLES, Circles
-from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
+from edge.runtime.decode import rules
+from edge.runtime.decode.rules.circles import AVOID, CIRCLES
+from edge.runtime.decode.rules.rule import Lowering, Processor, RuleSettings
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.failures import no_token
-from edge.runtime.largest import largest
 from edge.runtime.options import Options, integer, number, option, unless_none
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
 
 DRAW_BLOCK = 256  # weights summed at once while drawing: a cumulative sum over a vocabulary costs ten times more
-SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-NUCLEUS = 256  # the first guess of how many of the largest weights sum up to top_p
-
 
 TEMPERATURE = number("temperature", "a number of 0 or more", least=0)
 SEED = integer("seed", "a whole number of 0 or more", least=0, most=2**128 - 1)  # numpy's have 128 bits
@@ -61,7 +56,7 @@ class SamplingOptions(Options):
             or the answer (Keskar et al. 2019, section 4.1); 1 for none.
         seed: what draws begin with: a number, or ``random`` (or None) for other draws every time.
         circles: "avoid": at temperature 0, a text that repeats itself without end is led out of it
-            (`edge.runtime.decode.circles`); "allow": it goes on.
+            (`edge.runtime.decode.rules.circles`); "allow": it goes on.
 
     Raises:
         InputError: a value out of its range.
@@ -116,16 +111,22 @@ class SamplingOptions(Options):
 
 
 def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sampler:
-    """The sampler for one answer to `prompt` (token ids, which the repetition penalty takes for said)."""
-    sampler: Sampler = Categorical(options) if options.temperature else greedily(options, prompt)
-    if options.repetition_penalty in (None, 1):
-        return sampler
-    return ProcessedSampler([RepetitionPenalty(options.repetition_penalty)], sampler, prompt)
+    """The sampler for one answer to `prompt` (token ids, which rules take for said)."""
+    settings = RuleSettings(options, begin=len(prompt), source=prompt)
+    return processed(rules.make_processors(settings), make_chooser(settings), prompt)
 
 
-def greedily(options: SamplingOptions, prompt: Sequence[int]) -> Sampler:
-    """Takes the most likely token of one answer to `prompt`."""
-    return Uncircling(prompt) if options.circles == AVOID else greedy
+def processed(processors: Sequence[Processor], sampler: Sampler, prompt: Sequence[int]) -> Sampler:
+    """A sampler that goes by these rules first, in a text that begins with `prompt`."""
+    return ProcessedSampler(processors, sampler, prompt) if processors else sampler
+
+
+def make_chooser(settings: RuleSettings) -> Sampler:
+    """What makes a token of the scores of one text, after the rules that change all of them."""
+    if settings.option("temperature", 0.0):
+        return Categorical(settings)
+    lowering = rules.make_lowering(settings)
+    return greedy if lowering is None else Uncircling(lowering)
 
 
 def greedy(logits: NDArray[np.float32]) -> int:
@@ -138,31 +139,31 @@ def greedy(logits: NDArray[np.float32]) -> int:
 
 
 class Uncircling:
-    """Takes the most likely token of one answer to `prompt`, or the next best way out of a circle: see `Circles`."""
+    """Takes the most likely token of one answer, or the next best where a rule lowers that one's logit."""
 
-    def __init__(self, prompt: Sequence[int] = ()) -> None:
-        self._circles = Circles(prompt)
+    def __init__(self, lowering: Lowering) -> None:
+        self._lowering = lowering
 
     @property
     def unsure(self) -> bool:
         """Whether the next choice may need logits: else the likeliest token is it."""
-        return bool(self._circles.losses)
+        return bool(self._lowering.losses)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
-        token, losses = greedy(logits), self._circles.losses
+        token, losses = greedy(logits), self._lowering.losses
         if token in losses:
             logits = logits.copy()
             for lost, loss in losses.items():
                 logits[lost] -= np.float32(loss)
             token = greedy(logits)
-        self._circles.push(token)
+        self._lowering.push(token)
         return token
 
     def accepts(self, likeliest: int) -> bool:
         """Whether the next token is the likeliest, of whose logit nothing is lost: it follows the text then."""
-        if likeliest in self._circles.losses:
+        if likeliest in self._lowering.losses:
             return False
-        self._circles.push(likeliest)
+        self._lowering.push(likeliest)
         return True
 
 
@@ -175,85 +176,59 @@ def largest_logit(logits: NDArray[np.float32]) -> float:
 
 
 class Categorical:
-    """Draws a token at random after temperature, top-k, top-p and min-p, from unnormalised probabilities whose largest
-    is 1. Top-p and min-p each are a threshold, and the higher one counts."""
+    """Draws a token at random from those that rules leave, by weights whose largest is 1."""
 
-    def __init__(self, options: SamplingOptions) -> None:
-        options = options.settled(None)
-        self._temperature, self._top_k = options.temperature or 0.0, options.top_k or 0
-        self._top_p, self._min_p = options.top_p or 1.0, options.min_p or 0.0
-        self._random = np.random.default_rng(None if isinstance(options.seed, str) else options.seed)
+    def __init__(self, settings: RuleSettings) -> None:
+        self._filters, self._thresholds = rules.make_filters(settings), rules.make_thresholds(settings)
+        self._temperature = rules.make_temperature(settings)
+        seed = settings.option("seed", RANDOM)
+        self._random = np.random.default_rng(None if isinstance(seed, str) else seed)
 
     def among(self, candidates: Candidates) -> int:
-        """As for all logits of the row, and the same token: of the candidates where these decide, else of all."""
-        tokens, logits, top_k = candidates.tokens, candidates.logits, self._top_k
+        """As for all logits of the row, and the same token: of the candidates where rules leave none but some of these,
+        else of all."""
+        tokens, logits = candidates.tokens, candidates.logits
         best = largest_logit(logits)
-        last = float(logits[-1])  # tokens that are not among them may have as much
-        if top_k and top_k < len(logits) and last < logits[top_k - 1]:
-            chosen = tokens[logits >= logits[top_k - 1]]
-        elif top_k or self._top_p < 1:
+        if not self._decided(logits, best):
             return self(candidates.whole())
-        elif _weights(logits, best, self._temperature)[-1] < self._min_p:
-            chosen = tokens
-        else:
-            return self(candidates.whole())
-        order = np.argsort(chosen)  # as they stand in the row
-        return self._drawn(logits[: len(chosen)][order], best, chosen[order])
+        order = np.argsort(tokens)  # as they stand in the row
+        return self._drawn(logits[order], best, tokens[order])
+
+    def _decided(self, logits: NDArray[np.float32], best: float) -> bool:
+        """Whether all tokens that rules leave of a row are among those with the largest logits [K]."""
+        if self._filters:
+            return self._filters[0].decides(logits)  # the others see what this one leaves
+        if not self._thresholds:
+            return False
+        weights = self._temperature(logits, best)
+        return all(threshold.decides(weights) for threshold in self._thresholds)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
-        tokens: NDArray[np.intp] | None = None  # the candidates' ids; None: all of them, in order
-        best = largest_logit(logits)
-        if 0 < self._top_k < logits.shape[0]:
-            tokens = _most_likely(logits, self._top_k)
-            logits = logits[tokens]
-        return self._drawn(logits, best, tokens)
+        return self._drawn(logits, largest_logit(logits), None)
 
     def _drawn(self, logits: NDArray[np.float32], best: float, tokens: NDArray[np.intp] | None) -> int:
-        """A token of these, or of the whole row. best: the largest of the logits."""
-        weights = _weights(logits, best, self._temperature)  # [candidates] float32
-        threshold = self._min_p
-        if self._top_p < 1:
-            threshold = max(threshold, _nucleus_threshold(weights, self._top_p))
-        if threshold > 0:
-            kept = _at_least(weights, threshold)
-            weights = weights[kept]
-            tokens = kept if tokens is None else tokens[kept]
+        weights, left = self.left(logits, best, tokens)
         drawn = _draw(weights, self._random.random())
-        return drawn if tokens is None else int(tokens[drawn])
+        return drawn if left is None else int(left[drawn])
 
+    def left(
+        self, logits: NDArray[np.float32], best: float, tokens: NDArray[np.intp] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.intp] | None]:
+        """What is drawn from: weights, and their tokens, None for the whole row.
 
-def _weights(logits: NDArray[np.float32], best: float, temperature: float) -> NDArray[np.float32]:
-    """exp((logit - best) / temperature): probabilities up to a factor. best: the largest of the logits."""
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to exp(-inf) = 0, as it should
-        divisor = np.float32(min(max(temperature, SMALLEST), LARGEST))  # -inf over infinity would be no number
-        weights: NDArray[np.float32] = (logits - np.float32(best)) / divisor
-    np.exp(weights, out=weights)
-    return weights
-
-
-def _most_likely(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """The `count` likeliest tokens, and all that are as likely as the last of them, in order of their ids."""
-    values, places = largest(logits, count + 1)
-    if values[count] == values[count - 1]:
-        return _at_least(logits, float(values[count - 1]))
-    return np.sort(places[:count])
-
-
-def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.intp]:
-    return np.flatnonzero(values >= np.float32(threshold))
-
-
-def _nucleus_threshold(weights: NDArray[np.float32], top_p: float) -> float:
-    """The smallest weight in the smallest set of largest weights that holds `top_p` of their sum."""
-    size = weights.shape[0]
-    wanted = top_p * float(weights.sum(dtype=np.float64))
-    count = min(NUCLEUS, size)
-    while True:  # sorts the `count` largest only; a vocabulary's nucleus is rarely more than that
-        head = largest(weights, count)[0]
-        reached = np.cumsum(head, dtype=np.float64)
-        if reached[-1] >= wanted or count == size:
-            return float(head[min(int(np.searchsorted(reached, wanted)), count - 1)])
-        count = min(8 * count, size)
+        logits: [N], of `tokens` or of the whole row. best: the largest of the row.
+        """
+        for rule in self._filters:
+            if (kept := rule(logits)) is not None:
+                logits, tokens = logits[kept], kept if tokens is None else tokens[kept]
+        weights = self._temperature(logits, best)
+        least = 0.0
+        for threshold in self._thresholds:
+            least = max(least, threshold(weights))
+        if least > 0:
+            kept = np.flatnonzero(weights >= np.float32(least))
+            weights, tokens = weights[kept], kept if tokens is None else tokens[kept]
+        return weights, tokens
 
 
 def _draw(weights: NDArray[np.float32], uniform: float) -> int:
@@ -269,3 +244,37 @@ def _draw(weights: NDArray[np.float32], uniform: float) -> int:
     if drawn == within.shape[0]:  # the block's sum was rounded otherwise: the last one that has a weight
         drawn = int(np.searchsorted(within, within[-1]))
     return start + drawn
+
+
+class ProcessedSampler:
+    """Lets processors change the logits, in their order, then asks a sampler; keeps the text for them, which begins
+    with the tokens of `prompt`."""
+
+    def __init__(self, processors: Sequence[Processor], sampler: Sampler, prompt: Sequence[int]) -> None:
+        self._processors = processors
+        self._sampler = sampler
+        self._text = np.array([prompt], np.int64)
+        self._length = len(prompt)
+        self._scores = np.empty((1, 0), np.float32)
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        if self._scores.shape[1] != logits.shape[0]:
+            self._scores = np.empty((1, logits.shape[0]), np.float32)
+        scores = self._scores
+        scores[0] = logits
+        for process in self._processors:
+            process(self._text[:, : self._length], scores)
+        try:
+            token = self._sampler(scores[0])
+        except BundleError:
+            if math.isfinite(logits.max()):
+                raise InputError(
+                    "The rules of this answer forbid every token: those that were said, that repeat words or are "
+                    "suppressed, and an end too early; leave out one of these options."
+                ) from None
+            raise
+        if self._length == self._text.shape[1]:
+            self._text = np.pad(self._text, ((0, 0), (0, self._length + 16)))
+        self._text[0, self._length] = token
+        self._length += 1
+        return token

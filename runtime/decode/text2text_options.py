@@ -65,13 +65,11 @@ class Text2TextOptions(SamplingOptions):
             )
 
     def over(self, defaults: Generation) -> Generation:
-        """The bundle's settings with what is set here in their place; lengths are not, which are counted otherwise."""
+        """The bundle's settings of a search, with what is set here in their place."""
         given: dict[str, Any] = {
             "num_beams": self.beams if self.beams is not None or not self.temperature else 1,
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
-            "no_repeat_ngram_size": self.no_repeat_ngram,
-            "repetition_penalty": self.repetition_penalty,
         }
         return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
 

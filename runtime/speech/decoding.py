@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.answer import INTERRUPTED, never
 from edge.runtime.decode.beam import BEAMS, BeamOptions, beam_search, new_cache
-from edge.runtime.decode.circles import ALLOW, AVOID, CIRCLES
-from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
+from edge.runtime.decode.rules.circles import ALLOW, AVOID, CIRCLES
+from edge.runtime.decode.rules.rule import RuleSettings
 from edge.runtime.decode.sampling import (
     SEED,
     TEMPERATURE,
-    Categorical,
     Sampler,
     SamplingOptions,
-    Uncircling,
-    greedy,
     largest_logit,
+    make_chooser,
+    processed,
 )
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
@@ -137,9 +136,10 @@ class Decoder:
         self._window = 0  # samples of it that the encoder read, with silence
         self._last: int | None = None  # its end, where the encoder reads less than a window: see `speech_rules`
         self._cache: KVCache | None = None
-        self._choosers: dict[float, Sampler] = {
-            t: greedy if t == 0 else Categorical(SamplingOptions(temperature=t, seed=options.seed))
+        self._drawing: dict[float, Sampler] = {  # by temperature; draws go on from window to window
+            t: make_chooser(RuleSettings(SamplingOptions(temperature=t, seed=options.seed)))
             for t in options.temperatures
+            if t > 0
         }
         vocab = manifest.dims.vocab_size
         self._first = np.empty(vocab, np.float32)  # logits after the prompt
@@ -300,10 +300,10 @@ class Decoder:
         """Tokens after the prompt that was run, without the end token, and the sum of their log probabilities with the
         end token's; None where it was interrupted."""
         cache, maximum = self._heard(), self._maximum(prompt)
-        chooser = Uncircling() if temperature == 0 and self._circles == AVOID else self._choosers[temperature]
-        chosen = Scored(chooser, self._work)
+        greedy = RuleSettings(SamplingOptions(circles=self._circles))
+        chosen = Scored(self._drawing[temperature] if temperature > 0 else make_chooser(greedy), self._work)
         rules = speech_rules(self._speech, self._end, len(prompt), self._last)
-        sampler = ProcessedSampler(rules, chosen, prompt)
+        sampler = processed(rules, chosen, prompt)
         cache.truncate(len(prompt))
         first, tokens = sampler(self._first), list[int]()
         drafts = self._drafts(prompt, maximum, temperature > 0)

@@ -111,6 +111,7 @@ def corpus(
     noise_corpus.write(folder / "evidence.jsonl", LINES, seed=1)
     tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
     chat_corpus.write(folder / "chat_formats.jsonl")
+    shutil.copy(Path(__file__).with_name("rules.jsonl"), folder)
     return folder
 
 

@@ -35,6 +35,7 @@ def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> 
     assert passed["Text2TextTest"] >= 15
     assert passed["TranscriberTest"] >= 11
     assert passed["EvidenceTest"] >= 1
+    assert passed["RuleLinesTest"] >= 2
     assert passed["WeightsFileTest"] >= 4
     assert passed["BadInputTest"] >= 3
     assert passed["HostileBundleTest"] >= 6

@@ -19,8 +19,8 @@ import edge
 from edge.cli.main import main
 from edge.errors import InputError
 from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
-from edge.runtime.decode.logits_processors import NoRepeatNgrams
 from edge.runtime.decode.loop import generate
+from edge.runtime.decode.rules.no_repeat_ngram import NoRepeatNgrams
 from edge.runtime.decode.sampling import greedy
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.load import start

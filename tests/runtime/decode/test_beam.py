@@ -14,7 +14,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 from edge.errors import InputError
 from edge.runtime.decode import beam, branches
 from edge.runtime.decode.beam import BeamOptions, Hypothesis, beam_search, new_cache, search
-from edge.runtime.decode.logits_processors import ForcedEnd, MinLength, NoRepeatNgrams, Processor, RepetitionPenalty
+from edge.runtime.decode.rules.forced_end import ForcedEnd
+from edge.runtime.decode.rules.min_length import MinLength
+from edge.runtime.decode.rules.no_repeat_ngram import NoRepeatNgrams
+from edge.runtime.decode.rules.repetition_penalty import RepetitionPenalty
+from edge.runtime.decode.rules.rule import Processor
 
 EOS = 1
 

@@ -18,9 +18,10 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
-from edge.runtime.decode.logits_processors import NoRepeatNgrams, ProcessedSampler, Suppress
 from edge.runtime.decode.loop import chosen
-from edge.runtime.decode.sampling import Categorical, SamplingOptions, _draw, greedy, make_sampler
+from edge.runtime.decode.rules.no_repeat_ngram import NoRepeatNgrams
+from edge.runtime.decode.rules.suppress import Suppress
+from edge.runtime.decode.sampling import ProcessedSampler, SamplingOptions, _draw, greedy, make_sampler
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.variant import Variant
@@ -92,7 +93,7 @@ def test_a_draw_never_takes_a_weight_of_zero() -> None:
 
 def test_rules_that_forbid_every_token_say_so() -> None:
     sampler = ProcessedSampler([Suppress(range(V))], greedy, [0])
-    drawn = ProcessedSampler([NoRepeatNgrams(1)], Categorical(SamplingOptions(temperature=1.0)), range(V))
+    drawn = ProcessedSampler([NoRepeatNgrams(1)], make_sampler(SamplingOptions(temperature=1.0)), range(V))
     for each in (sampler, drawn):
         with pytest.raises(InputError, match="rules of this answer forbid every token"):
             each(np.zeros(V, np.float32))

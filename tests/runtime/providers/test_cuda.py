@@ -21,7 +21,7 @@ from edge.bundle import Bundle
 from edge.errors import DeviceError, InputError
 from edge.export.targets.base import Wanted
 from edge.runtime.choose import choose
-from edge.runtime.decode.sampling import Categorical, SamplingOptions
+from edge.runtime.decode.sampling import Categorical, SamplingOptions, make_sampler
 from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.device.plan import plan_for
 from edge.runtime.device.seats import Seats
@@ -317,7 +317,8 @@ def test_a_memory_limit_is_kept_by_a_shorter_context_or_refused(bundle: Bundle, 
 def test_candidates_give_the_token_that_all_logits_give(options: dict[str, Any], whole: bool) -> None:
     """The same numbers are drawn, and the row is read only where the candidates do not decide."""
     rng, read = np.random.default_rng(0), list[int]()
-    samplers = [Categorical(SamplingOptions(temperature=0.8, seed=1, **options)) for _ in range(2)]
+    samplers = [make_sampler(SamplingOptions(temperature=0.8, seed=1, **options)) for _ in range(2)]
+    assert isinstance(samplers[0], Categorical)
     for i in range(200):
         row = rng.normal(0, 3, 100).astype(np.float32)
         row[rng.integers(0, 100, 4)] = row.max()  # equals
@@ -334,7 +335,8 @@ def test_candidates_give_the_token_that_all_logits_give(options: dict[str, Any],
 def test_equals_at_the_edge_of_the_candidates_are_looked_up() -> None:
     row = np.zeros(100, np.float32)
     order, read = np.arange(16), list[int]()
-    sampler = Categorical(SamplingOptions(temperature=1, top_k=4, seed=1))
+    sampler = make_sampler(SamplingOptions(temperature=1, top_k=4, seed=1))
+    assert isinstance(sampler, Categorical)
     assert sampler.among(Candidates(order, row[order], lambda: read.append(1) or row)) < 100  # type: ignore[func-returns-value]
     assert read == [1]
 

@@ -53,7 +53,7 @@ def all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bits(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The logits of every token that a `Text2Text` chose, as its samplers are given them."""
-    seen, make = list[bytes](), text2text.make_sampler
+    seen, make = list[bytes](), text2text.make_chooser
 
     def recording(*given: object) -> Sampler:
         choose = make(*given)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def bits(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
         return sampler
 
-    monkeypatch.setattr(text2text, "make_sampler", recording)
+    monkeypatch.setattr(text2text, "make_chooser", recording)
     return seen
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fake_speech import END, RATE, SPEECH, START, ZERO, Script, fake_transcriber, noise, said
 
+from edge.runtime.decode.rules.timestamps import Timestamps
 from edge.runtime.speech.lengths import encoder_window, repeats
-from edge.runtime.speech.rules import Timestamps
 from edge.runtime.speech.transcribe import TranscribeOptions, Transcript
 
 WHOLE = SPEECH.window_samples

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from fake_speech import END, NO_TIMESTAMPS, SPEECH, VOCABULARY, ZERO, at, said
 
-from edge.runtime.speech.rules import Timestamps, speech_rules
+from edge.runtime.decode.rules.timestamps import Timestamps
+from edge.runtime.speech.rules import speech_rules
 
 PROMPT = [259, 260, 263]
 

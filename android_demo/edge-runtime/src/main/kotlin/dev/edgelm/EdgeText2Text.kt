@@ -7,9 +7,10 @@ import dev.edgelm.decode.BeamOptions
 import dev.edgelm.decode.BeamSearch
 import dev.edgelm.decode.DecodeLoop
 import dev.edgelm.decode.Ends
-import dev.edgelm.decode.Processor
 import dev.edgelm.decode.Sampler
-import dev.edgelm.decode.makeProcessors
+import dev.edgelm.decode.rules.Processor
+import dev.edgelm.decode.rules.RuleSettings
+import dev.edgelm.decode.rules.makeProcessors
 import dev.edgelm.engine.KvCache
 import dev.edgelm.engine.Slots
 import dev.edgelm.memory.Plan
@@ -133,11 +134,12 @@ class EdgeText2Text private constructor(
             ?: DEFAULT_TOKENS
         val room = engine.context - prompt.size + 1 // the last token is never run
         val limit = minOf(wanted, room)
-        val least = options.minTokens?.let { prompt.size + it } ?: defaults.minLength
         val beams = options.beamOptions(defaults, limit)
         plan.checkBeams(beams.beams, memory)
-        val processors = makeProcessors(options.over(defaults), eos, prompt.size, least, prompt.size + limit)
-        return Task(prompt, options, beams, Ends(options.stop, eos, wanted, room), processors)
+        val settings = RuleSettings(
+            options.sampling, defaults, eos, prompt.size, prompt.size + limit, options.noRepeatNgram, options.minTokens,
+        )
+        return Task(prompt, options, beams, Ends(options.stop, eos, wanted, room), makeProcessors(settings))
     }
 
     private fun search(cache: KvCache, task: Task, source: IntArray, goOn: () -> Unit): BeamSearch {

@@ -69,12 +69,10 @@ data class Text2TextOptions(
         if (!valid) throw InputException("The $name must be $wanted, not $value.")
     }
 
-    /** The bundle's settings with what is set here instead; lengths are not, which are counted otherwise. */
+    /** The bundle's settings of a search, with what is set here instead. */
     internal fun over(defaults: Generation) = defaults.copy(
         numBeams = beams ?: if (sampling.temperature > 0) 1 else defaults.numBeams,
         lengthPenalty = lengthPenalty ?: defaults.lengthPenalty,
-        noRepeatNgramSize = noRepeatNgram ?: defaults.noRepeatNgramSize,
-        repetitionPenalty = sampling.repetitionPenalty ?: defaults.repetitionPenalty,
     )
 
     /** How beams are searched. */

@@ -3,6 +3,8 @@ package dev.edgelm.decode
 import dev.edgelm.EarlyStopping
 import dev.edgelm.FinishReason
 import dev.edgelm.InputException
+import dev.edgelm.decode.rules.Circles
+import dev.edgelm.decode.rules.Processor
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.KvCache
 import java.nio.FloatBuffer

@@ -2,8 +2,12 @@ package dev.edgelm.decode
 
 import dev.edgelm.EdgeException
 import dev.edgelm.InputException
+import dev.edgelm.decode.rules.Circles
+import dev.edgelm.decode.rules.Left
+import dev.edgelm.decode.rules.Processor
+import dev.edgelm.decode.rules.RuleSettings
+import dev.edgelm.decode.rules.makeProcessors
 import java.nio.FloatBuffer
-import kotlin.math.exp
 
 /**
  * How the next token is chosen. The default is greedy: the same prompt gives the same answer.
@@ -58,7 +62,7 @@ internal class Sampler(
     private val options: SamplingOptions,
     prompt: IntArray,
     vocab: Int,
-    private val processors: List<Processor> = penalty(options),
+    private val processors: List<Processor> = makeProcessors(RuleSettings(options, begin = prompt.size)),
     source: IntArray = prompt,
 ) {
     /** Whether logits are needed at all: else the likeliest token is chosen inside the graph, if it can be. */
@@ -73,9 +77,7 @@ internal class Sampler(
         Pcg64(options.seed ?: java.security.SecureRandom().nextLong().ushr(1))
     }
     private val logits = FloatArray(vocab)
-    private val weights = FloatArray(if (options.temperature > 0) vocab else 0)
-    private val scratch = FloatArray(if (options.temperature > 0) vocab else 0)
-    private val candidates = IntArray(if (options.temperature > 0) vocab else 0)
+    private val left = Left(options, if (options.temperature > 0) vocab else 0)
     private var text = if (processors.isEmpty()) IntArray(0) else prompt.copyOf()
     private var length = text.size
 
@@ -111,98 +113,8 @@ internal class Sampler(
     }
 
     private fun draw(): Int {
-        var size = logits.size
-        val most = logits[likeliest(logits)]
-        if (options.topK in 1 until size) {
-            val least = largest(logits, size, options.topK)
-            size = 0
-            for (token in logits.indices) if (logits[token] >= least) candidates[size++] = token
-        } else {
-            for (token in logits.indices) candidates[token] = token
-        }
-        // Unnormalised probabilities, the largest of which is 1.
-        val temperature = maxOf(options.temperature.toFloat(), java.lang.Float.MIN_NORMAL)
-        for (i in 0 until size) weights[i] = exp(((logits[candidates[i]] - most) / temperature).toDouble()).toFloat()
-        var least = options.minP.toFloat()
-        if (options.topP < 1) least = maxOf(least, nucleus(size))
-        if (least > 0) {
-            var kept = 0
-            for (i in 0 until size) {
-                if (weights[i] >= least) {
-                    weights[kept] = weights[i]
-                    candidates[kept++] = candidates[i]
-                }
-            }
-            size = kept
-        }
-        return candidates[drawn(size, random.nextDouble())]
-    }
-
-    /** The smallest weight in the smallest set of largest weights that holds `topP` of their sum. */
-    private fun nucleus(size: Int): Float {
-        var sum = 0.0
-        for (i in 0 until size) sum += weights[i]
-        val wanted = options.topP * sum
-        var count = minOf(NUCLEUS, size)
-        while (true) { // sorts the largest only; a vocabulary's nucleus is rarely more than that
-            val least = largest(weights, size, count)
-            var found = 0
-            for (i in 0 until size) if (weights[i] > least) scratch[found++] = weights[i]
-            while (found < count) scratch[found++] = least
-            scratch.sort(0, count)
-            var reached = 0.0
-            for (i in count - 1 downTo 0) {
-                reached += scratch[i]
-                if (reached >= wanted) return scratch[i]
-            }
-            if (count == size) return scratch[0]
-            count = minOf(8 * count, size)
-        }
-    }
-
-    /** The [k]-th largest of the first [size] values: a selection, not a sort. */
-    private fun largest(values: FloatArray, size: Int, k: Int): Float {
-        System.arraycopy(values, 0, scratch, 0, size)
-        var low = 0
-        var high = size - 1
-        val wanted = size - k
-        while (low < high) {
-            val pivot = scratch[(low + high) ushr 1]
-            var i = low
-            var j = high
-            while (i <= j) {
-                while (scratch[i] < pivot) i++
-                while (scratch[j] > pivot) j--
-                if (i <= j) {
-                    val moved = scratch[i]
-                    scratch[i++] = scratch[j]
-                    scratch[j--] = moved
-                }
-            }
-            if (wanted <= j) high = j else if (wanted >= i) low = i else break
-        }
-        return scratch[wanted]
-    }
-
-    /** An index with a probability proportional to its weight, from a number in [0, 1). */
-    private fun drawn(size: Int, uniform: Double): Int {
-        var total = 0.0
-        for (i in 0 until size) total += weights[i]
-        val point = uniform * total
-        var reached = 0.0
-        for (i in 0 until size) {
-            reached += weights[i]
-            if (reached > point) return i
-        }
-        return size - 1
-    }
-
-    private companion object {
-        const val NUCLEUS = 256
-
-        /** What a decoder's answer is shaped by. */
-        fun penalty(options: SamplingOptions): List<Processor> =
-            listOfNotNull(options.repetitionPenalty?.takeIf { it != 1.0 }?.let(::RepetitionPenalty))
+        left.weigh(logits, logits[likeliest(logits)])
+        return left.drawn(random.nextDouble())
     }
 }
 

@@ -3,9 +3,9 @@ package dev.edgelm.speech
 import dev.edgelm.decode.BeamOptions
 import dev.edgelm.decode.BeamSearch
 import dev.edgelm.decode.Circling
-import dev.edgelm.decode.Processor
 import dev.edgelm.decode.Sampler
 import dev.edgelm.decode.likeliest
+import dev.edgelm.decode.rules.Processor
 import dev.edgelm.engine.Encoder
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.KvCache

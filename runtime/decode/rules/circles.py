@@ -13,9 +13,14 @@ as it is: both change most answers that have a list or a table in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
+from edge.runtime.decode.rules.rule import Lowering, RuleSettings
 from edge.runtime.options import one_of
+
+NAME = "circles"
+HELP = "leads a greedy text that repeats itself without end out of it"
+TRAITS = {"stage": "losses", "order": 10}
 
 AVOID, ALLOW = "avoid", "allow"
 CIRCLES = one_of("option circles", "avoid or allow", (AVOID, ALLOW))
@@ -29,12 +34,17 @@ PUSH, DOUBLINGS = 1.0, 5  # by how much each token beyond those lowers a logit; 
 NOTHING: dict[int, float] = {}
 
 
+def rule(settings: RuleSettings) -> Lowering | None:
+    if settings.option("temperature", 0.0) or settings.option("circles", ALLOW) == ALLOW:
+        return None
+    return Circles(settings.source)
+
+
 class Circles:
-    """Follows one answer to `prompt`. `losses`: by how much the logits of some tokens are lowered for the next choice;
-    mostly of none."""
+    """Follows one answer to `prompt`, and lowers the logits of what would go on in a circle."""
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
-        self.losses = NOTHING
+        self.losses: Mapping[int, float] = NOTHING
         self._prompt = prompt
         self._grace: int | None = None  # tokens that may be said again because the prompt says such, once looked at
         self._left = 0  # circles
@@ -105,19 +115,6 @@ class Circles:
             return GRAM
         new = len(self._text) - self._repeated[-1]
         return max(LEAST, min(period + MORE, max(period, LONG), new))
-
-
-def followed(before: Sequence[Circles], chosen: Iterable[tuple[int, int]]) -> list[Circles]:
-    """What follows each text that is one of those `before`, by its place among them, and a token. The first that
-    continues a text takes over what followed that one, so that little is copied."""
-    found, tokens, taken = list[Circles](), list[int](), set[int]()
-    for place, token in chosen:
-        found.append(before[place].copy() if place in taken else before[place])
-        tokens.append(token)
-        taken.add(place)
-    for circles, token in zip(found, tokens, strict=True):
-        circles.push(token)
-    return found
 
 
 def longest_circle(text: Sequence[int]) -> int:

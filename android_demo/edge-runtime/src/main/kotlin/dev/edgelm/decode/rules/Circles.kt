@@ -1,8 +1,8 @@
-package dev.edgelm.decode
+package dev.edgelm.decode.rules
 
 /**
  * Follows one greedy answer to [prompt] and finds where it repeats itself without end: see Python's
- * `edge.runtime.decode.circles`, whose rule this is. [losses]: by how much the logits of some tokens are lowered for the next
+ * `edge.runtime.decode.rules.circles`, whose rule this is. [losses]: by how much the logits of some tokens are lowered for the next
  * choice; mostly of none.
  */
 internal class Circles private constructor(
