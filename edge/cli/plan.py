@@ -43,8 +43,9 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.budget import budgets, make_exact_plan, make_plan
     from edge.runtime.costs.curve import load_both
     from edge.runtime.costs.measured import best_provider
-    from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
+    from edge.runtime.engine.variant import kv_dtypes, runs_whole
     from edge.runtime.load import as_asked
+    from edge.runtime.load_options import LoadOptions
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model

@@ -13,8 +13,8 @@ from tiny_encoder_decoders import t5_bundle
 import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.engine.variant import LoadKeywords, LoadOptions
 from edge.runtime.keywords import GenerateKeywords, Text2TextKeywords, TranscribeKeywords
+from edge.runtime.load_options import LoadKeywords, LoadOptions
 
 
 @pytest.mark.parametrize(

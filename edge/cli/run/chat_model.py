@@ -27,8 +27,9 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
     with CtrlC() as interrupted:
         if chats and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
-        from edge.runtime.engine.variant import AUTO, OFF, LoadOptions
+        from edge.runtime.engine.variant import AUTO, OFF
         from edge.runtime.load import start
+        from edge.runtime.load_options import LoadOptions
 
         # Answers that grow side by side take no drafts, nor the graph for such that branch.
         speculate = given.speculate or (AUTO if lines is None else OFF)

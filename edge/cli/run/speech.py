@@ -38,8 +38,8 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
 
     What was transcribed is written at once and stays, whatever happens afterwards.
     """
-    from edge.runtime.engine.variant import LoadOptions
     from edge.runtime.load import start
+    from edge.runtime.load_options import LoadOptions
 
     form = _form(args)
     _check(args)

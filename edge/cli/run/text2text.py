@@ -70,8 +70,8 @@ def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
 def _load(
     args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC, threads: int | None
 ) -> tuple[Text2Text, Text2TextOptions]:
-    from edge.runtime.engine.variant import LoadOptions
     from edge.runtime.load import start
+    from edge.runtime.load_options import LoadOptions
 
     loading = start(bundle, LoadOptions(**taken(args, LoadOptions) | {"threads": threads}))
     from edge.runtime.decode.text2text_options import Text2TextOptions

@@ -21,8 +21,9 @@ from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC, figures
 from edge.runtime import load as loading
 from edge.runtime.decode.answer import GenerateOptions, Piece, Timings
-from edge.runtime.engine.variant import PLAIN, LoadOptions
+from edge.runtime.engine.variant import PLAIN
 from edge.runtime.load import Loading
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 
 JSON_KEYS = {
