@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.runtime.decode.beam import EarlyStopping
+    from edge.runtime.decode.beam_options import EarlyStopping
 
 T = TypeVar("T")
 

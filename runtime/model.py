@@ -12,18 +12,8 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.chat import Chat
-from edge.runtime.decode.answer import (
-    GenerateOptions,
-    Piece,
-    Result,
-    answer,
-    check_length,
-    check_prompt,
-    collect,
-    ends_of,
-    own,
-    settled,
-)
+from edge.runtime.decode.answer import Piece, Result, answer, check_length, check_prompt, collect, ends_of, own, settled
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords, with_keywords

@@ -17,8 +17,10 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
 from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import Ends, GenerateOptions, Piece, Result, Timings
-from edge.runtime.decode.beam import BeamOptions, Candidate, Hypothesis
+from edge.runtime.decode.answer import Ends, Piece, Result, Timings
+from edge.runtime.decode.beam import Candidate, Hypothesis
+from edge.runtime.decode.beam_options import BeamOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.passages import stream as passages_stream

@@ -9,9 +9,17 @@ from typing import Any, cast
 
 from edge.errors import InputError
 from edge.manifest import Generation
-from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import GenerateOptions, never
-from edge.runtime.decode.beam import BeamOptions, EarlyStopping
+from edge.runtime.decode.beam_options import (
+    BEAMS,
+    DIVERSITY,
+    EARLY_STOPPING,
+    GROUPS,
+    LENGTH_PENALTY,
+    N_BEST,
+    BeamOptions,
+    EarlyStopping,
+)
+from edge.runtime.decode.generate_options import INTERRUPTED, MAX_TOKENS, GenerateOptions, never
 from edge.runtime.decode.sampling import SamplingOptions
 from edge.runtime.options import flag, integer, option, text, texts, unless_none
 
@@ -25,7 +33,7 @@ class Text2TextOptions(SamplingOptions):
         min_tokens: fewest tokens before the output may end; 0: no such rule.
         stop: strings that end the output and are left out of it.
         beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
-        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam.BeamOptions`.
+        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam_options.BeamOptions`.
         no_repeat_ngram: no run of N tokens occurs twice; 0: no such rule.
         source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
         whole: give the model a text as a whole where it would get sentence by sentence or line by line; see
@@ -36,20 +44,20 @@ class Text2TextOptions(SamplingOptions):
         InputError: a value out of its range, or values that do not go together.
     """
 
-    max_tokens: int | None = option(None, unless_none(answer.MAX_TOKENS))
+    max_tokens: int | None = option(None, unless_none(MAX_TOKENS))
     min_tokens: int | None = option(None, unless_none(integer("fewest tokens", "0 or more", least=0)))
     stop: Sequence[str] = option((), texts("stop string"))
-    beams: int | None = option(None, unless_none(beam.BEAMS))
-    groups: int = option(1, beam.GROUPS)
-    diversity: float = option(0.0, beam.DIVERSITY)
-    length_penalty: float | None = option(None, unless_none(beam.LENGTH_PENALTY))
-    early_stopping: EarlyStopping | None = option(None, unless_none(beam.EARLY_STOPPING))
-    n_best: int = option(1, beam.N_BEST)
+    beams: int | None = option(None, unless_none(BEAMS))
+    groups: int = option(1, GROUPS)
+    diversity: float = option(0.0, DIVERSITY)
+    length_penalty: float | None = option(None, unless_none(LENGTH_PENALTY))
+    early_stopping: EarlyStopping | None = option(None, unless_none(EARLY_STOPPING))
+    n_best: int = option(1, N_BEST)
     no_repeat_ngram: int | None = option(None, unless_none(integer("n-gram size", "0 or more", least=0)))
     source_language: str | None = option(None, unless_none(text("source language")))
     target_language: str | None = option(None, unless_none(text("target language")))
     whole: bool = option(False, flag("option whole"))
-    interrupted: Callable[[], bool] = option(never, answer.INTERRUPTED)
+    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()

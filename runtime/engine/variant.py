@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 AUTO, OFF = "auto", "off"
 DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
+
 @dataclass(frozen=True)
 class Variant:
     """What an engine opens, and how it runs steps.

@@ -14,7 +14,7 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.decode.answer import GenerateOptions
+    from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.model import Model
 
 
@@ -35,7 +35,8 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
         speculate = given.speculate or (AUTO if lines is None else OFF)
         asked = taken(given, LoadOptions) | {"beams": given.batch, "speculate": speculate}
         loading = start(bundle, LoadOptions(**asked))
-        from edge.runtime.decode.answer import GenerateOptions, settled
+        from edge.runtime.decode.answer import settled
+        from edge.runtime.decode.generate_options import GenerateOptions
         from edge.runtime.model import Model
 
         options = GenerateOptions(**taken(given, GenerateOptions), interrupted=interrupted)

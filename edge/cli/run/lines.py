@@ -30,8 +30,9 @@ from edge.home import for_owner
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.decode.answer import GenerateOptions, Result
+    from edge.runtime.decode.answer import Result
     from edge.runtime.decode.beam import Candidate
+    from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.decode.text2text_options import Text2TextOptions
     from edge.runtime.model import Model
     from edge.runtime.text2text import Text2Text

@@ -15,7 +15,7 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.decode.beam import EarlyStopping
+    from edge.runtime.decode.beam_options import EarlyStopping
 
 DECODER, TEXT, SPEECH = "decoder", "text", "speech"  # kinds of bundles
 # What not every kind obeys.

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.speech.formats import Format
     from edge.runtime.speech.segments import Segment
-    from edge.runtime.speech.transcribe import Sound, TranscribeOptions, Transcriber, Transcription
+    from edge.runtime.speech.transcribe import Sound, Transcriber, Transcription
+    from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 # Fields of LoadOptions.
 LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "skip_anyway", "provider", "strict")
@@ -47,9 +48,10 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
     rate = bundle.manifest.speech.sample_rate
     with CtrlC() as interrupted:
         loading = start(bundle, LoadOptions(**taken(args, LOADED)))
-        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.speech.formats import FORMATS
-        from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber
+        from edge.runtime.speech.transcribe import Transcriber
+        from edge.runtime.speech.transcribe_options import TranscribeOptions
 
         progress = _Progress()
         options = TranscribeOptions(

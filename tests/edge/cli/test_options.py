@@ -25,10 +25,10 @@ from edge.cli.main import main
 from edge.cli.run import parser
 from edge.errors import InputError
 from edge.manifest import EncoderDims, Generation, Graph, Manifest, TextFormat
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.providers.threads import share_thread_pool
-from edge.runtime.speech.transcribe import TranscribeOptions
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 Refused = Callable[..., str]
 

@@ -20,7 +20,8 @@ from edge.bundle import Bundle
 from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC, figures
 from edge.runtime import load as loading
-from edge.runtime.decode.answer import GenerateOptions, Piece, Timings
+from edge.runtime.decode.answer import Piece, Timings
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.variant import PLAIN
 from edge.runtime.load import Loading
 from edge.runtime.load_options import LoadOptions
