@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from edge.errors import InputError
 from edge.runtime.engine.variant import AUTO, OFF
 from edge.runtime.limits import MOST_BEAMS
 from edge.runtime.memory.shares import WAIT, WHEN_FULL
 from edge.runtime.options import (
+    DECODER,
     LARGEST,
+    SPEECH,
+    TEXT,
     Options,
+    Others,
     day,
     flag,
     integer,
@@ -21,6 +28,8 @@ from edge.runtime.options import (
     text,
     unless_none,
 )
+from edge.runtime.providers import PROVIDERS
+from edge.runtime.skip import POLICIES
 
 if TYPE_CHECKING:
     from edge.runtime.providers.base import Provider
@@ -41,55 +50,152 @@ def named_or_made(value: Any) -> Any:
     raise refused("provider", "a name such as cpu, or a provider", value)
 
 
+def _drafters() -> Iterable[str]:
+    from edge.runtime.speculate.base import DRAFTERS  # whose module brings onnxruntime
+
+    return DRAFTERS
+
+
+def _day(given: str) -> str:
+    try:
+        return day(given)
+    except InputError:
+        raise argparse.ArgumentTypeError(f"a day is written as 2025-01-31, not {given!r}") from None
+
+
 @dataclass(frozen=True)
 class LoadOptions(Options):
-    """How a bundle is loaded.
+    """How a bundle is loaded; docs/reference/options.md says what each field means."""
 
-    Args:
-        context: maximum tokens of prompt and answer together; default: the bundle's, up to 4,096.
-        threads: threads to compute with, shared by all models of this process: the first one decides, and another
-            number afterwards is not used, which a warning of the log says once. Default: one per core, up to 8.
-        prefill_chunk: maximum prompt tokens of a decoder to run in one step; smaller ones need less memory. Default:
-            128.
-        memory: maximum bytes that this process may hold, as a number or like ``300MB``: what fits is chosen before
-            anything is loaded, the context too where none is given. What the program holds already counts.
-        when_full: what becomes of an answer that `memory` has no room for while others are under way: it waits for them
-            (``wait``), or is refused (``refuse``).
-        beams: maximum beams of a search that there must be memory for, or of a decoder's prompts answered side by side;
-            default: as many as the bundle sets.
-        speculate: what drafts tokens of an answer that are verified several in a step: ``auto``, which drafts for
-            decoders alone, ``off`` or a drafter's name; see docs/guide/speculation.md.
-        exact: whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before,
-            alone or among other prompts. Default: yes where anything may draft. False is faster: drafts then change
-            the last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams.
-        skip: which layers are left out of a decoder: ``off``, or a policy such as ``unified:0.2``; see
-            docs/guide/skipping.md.
-        skip_anyway: answer under a setting of `skip` that ruins this bundle, too, which is refused otherwise.
-        kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
-            ``auto``: int8 where kernels of our own attend to it (edge-lm-kernels), which is faster at any length;
-            elsewhere float32, or int8 where `memory` has room for no other; see docs/guide/kv-cache.md.
-        provider: the execution provider that runs the graphs, by its name or as an object; ``auto``: the fastest of
-            those that were measured here with this bundle, else ``cpu``; see docs/guide/providers.md.
-        date: the day, ``YYYY-MM-DD``, that a chat template which tells the model the date tells it;
-            default: today, which is said once.
-        strict: whether a graph is refused of which a provider that is named cannot run every node, instead of running
-            these on the CPU. Default: yes on an NPU.
-    """
-
-    context: int | None = option(None, unless_none(CONTEXT))
-    threads: int | None = option(None, unless_none(integer("number of threads", "at least 1", least=1)))
-    prefill_chunk: int | None = option(None, unless_none(integer("prefill chunk", "1 token or more", least=1)))
-    memory: int | str | None = option(None, unless_none(amount))
-    when_full: str = option(WAIT, one_of("option when_full", " or ".join(WHEN_FULL), WHEN_FULL))
-    beams: int | None = option(None, unless_none(integer("number of beams", "1 or more", least=1, most=MOST_BEAMS)))
-    speculate: str = option(AUTO, text("option speculate"))
-    exact: bool | None = option(None, unless_none(flag("option exact")))
-    skip: str = option(OFF, text("option skip"))
-    skip_anyway: bool = option(False, flag("option skip_anyway"))
-    kv: str = option(AUTO, text("option kv"))
-    provider: str | Provider = option(AUTO, named_or_made)
-    strict: bool | None = option(None, unless_none(flag("option strict")))
-    date: str | None = option(None, unless_none(day))
+    speculate: str = option(
+        AUTO,
+        text("option speculate"),
+        flag="--speculate WHAT",
+        heading="speed",
+        help="what drafts tokens, several of which the model verifies in a step: auto (default for chat models), off, "
+        "or a name: %(names)s",
+        names=_drafters,
+        about="what drafts tokens of an answer that are verified several in a step: `auto`, which drafts for decoders "
+        "alone, `off` or a drafter's name ([speculation.md](../guide/speculation.md))",
+    )
+    exact: bool | None = option(
+        None,
+        unless_none(flag("option exact")),
+        flag="--exact",
+        heading="speed",
+        help="the same text every time, whatever is drafted: the default for chat models, and with --speculate for "
+        "text to text and speech. --no-exact is faster, and once in a while a word differs",
+        about="whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before, "
+        "alone or among other prompts; default: yes where anything may draft. False is faster: drafts then change the "
+        "last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams",
+    )
+    skip: str = option(
+        OFF,
+        text("option skip"),
+        flag="--skip POLICY",
+        heading="speed",
+        help="which layers are skipped: off (default), %(names)s",
+        names=lambda: POLICIES,
+        about="which layers are skipped: `off`, or a policy such as `unified:0.2` "
+        "([skipping.md](../guide/skipping.md))",
+    )
+    skip_anyway: bool = option(
+        False,
+        flag("option skip_anyway"),
+        flag="--skip-anyway",
+        heading="speed",
+        help="answer though what --skip leaves out ruins this model, which is refused",
+        about="answer under a setting of `skip` that ruins this bundle, too, which is refused otherwise",
+        needs=Others(
+            ("skip",), "--skip-anyway insists on what --skip leaves out; name a policy with --skip, or omit it."
+        ),
+    )
+    threads: int | None = option(
+        None,
+        unless_none(integer("number of threads", "at least 1", least=1)),
+        flag="--threads N",
+        heading="machine",
+        help="threads to compute with (default: one per core, up to 8)",
+        about="threads to compute with, shared by all models of this process: the first one decides, and another "
+        "number afterwards is not used, which a warning of the log says once. Default: one per core, up to 8",
+    )
+    context: int | None = option(
+        None,
+        unless_none(CONTEXT),
+        flag="--context N",
+        heading="machine",
+        help="maximum tokens of prompt and answer (default: the bundle's, up to 4096)",
+        kinds=(DECODER, TEXT),
+    )
+    prefill_chunk: int | None = option(
+        None,
+        unless_none(integer("prefill chunk", "1 token or more", least=1)),
+        flag="--prefill-chunk N",
+        heading="machine",
+        help="maximum prompt tokens of a step; fewer need less memory (default: 128)",
+        kinds=(DECODER,),
+    )
+    provider: str | Provider = option(
+        AUTO,
+        named_or_made,
+        flag="--provider NAME",
+        heading="machine",
+        help="what runs the graphs: auto (default), %(names)s",
+        names=lambda: PROVIDERS,
+        about="the execution provider that runs the graphs, by its name or as an object; `auto`: the fastest of those "
+        "that were measured here with this bundle, else `cpu` ([providers.md](../guide/providers.md))",
+    )
+    strict: bool | None = option(
+        None,
+        unless_none(flag("option strict")),
+        flag="--strict",
+        heading="machine",
+        help="whether a graph is refused of which the provider cannot run every node (default: on an NPU)",
+    )
+    kv: str = option(
+        AUTO,
+        text("option kv"),
+        flag="--kv TYPE",
+        heading="machine",
+        help="type of the KV cache: float32, int8, or auto (default): int8 if faster or --memory is short",
+        about="what a decoder's KV cache is kept in: `float32`, `int8`, which takes a quarter of the memory, or "
+        "`auto`: int8 where edge-lm-kernels attend to it, which is faster at any length; elsewhere float32, or int8 "
+        "where `memory` has room for no other ([kv-cache.md](../guide/kv-cache.md))",
+        kinds=(DECODER,),
+    )
+    memory: int | str | None = option(
+        None,
+        unless_none(amount),
+        flag="--memory SIZE",
+        heading="machine",
+        help="maximum private memory, such as 300MB; see edge plan",
+        about="maximum bytes that this process may hold, as a number or like `300MB`: what fits is chosen before "
+        "anything is loaded, the context too where none is given. What the program holds already counts "
+        "([memory.md](../guide/memory.md))",
+    )
+    when_full: str = option(
+        WAIT,
+        one_of("option when_full", " or ".join(WHEN_FULL), WHEN_FULL),
+        help="what becomes of an answer that `memory` has no room for while others are under way: it waits for them "
+        "(`wait`), or is refused (`refuse`)",
+    )
+    beams: int | None = option(
+        None,
+        unless_none(integer("number of beams", "1 or more", least=1, most=MOST_BEAMS)),
+        flag="--beams N",
+        help="maximum beams of a search that there must be memory for, or of a decoder's prompts answered side by "
+        "side (default: as many as the bundle sets)",
+        kinds=(TEXT, SPEECH),
+    )
+    date: str | None = option(
+        None,
+        unless_none(day),
+        flag="--date YYYY-MM-DD",
+        heading="prompt",
+        help="the date that a chat template tells the model, where it does (default: today)",
+        read=_day,
+        kinds=(DECODER,),
+    )
 
 
 class LoadKeywords(TypedDict, total=False):

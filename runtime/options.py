@@ -1,10 +1,16 @@
-"""The fields of options: each has a check, which gives the value as the code uses it, or says what is wrong with it.
+"""Options: frozen dataclasses whose fields are all that is written of an option by hand.
 
     @dataclass(frozen=True)
     class SamplingOptions(Options):
-        temperature: float = option(0.0, number("temperature", "a number of 0 or more", least=0))
+        temperature: float = option(
+            0.0, number("temperature", "a number of 0 or more", least=0),
+            flag="--temperature T", heading="answer", help="0: the most likely token; above 0 tokens are drawn",
+        )
 
-Numbers may be of any type that is one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts.
+A field's check gives the value as the code uses it, or says what is wrong with it. Numbers may be of any type that is
+one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts. What else it says is read by commands for
+their arguments and --help (`edge.cli.arguments`), and by `tools/options.py`, which writes the keywords that type
+checkers read and the tables of docs/reference/options.md.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ import math
 import numbers
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,12 +34,73 @@ Check = Callable[[Any], Any]
 """Gives a value as a plain type of Python's, or raises InputError."""
 LARGEST = 2**63 - 1  # maximum of a whole number: what a size of the system can say
 SHOWN = 80  # characters of a value in a sentence
-_CHECK = "check"
+_OPTION = "option"  # the key of a field's metadata
+
+DECODER, TEXT, SPEECH = KINDS = ("decoder", "text", "speech")  # kinds of bundles: prompts, text to text, sound
 
 
-def option(default: Any, check: Check) -> Any:
-    """A field of `Options`."""
-    return dataclasses.field(default=default, metadata={_CHECK: check})
+@dataclasses.dataclass(frozen=True)
+class Others:
+    """Other fields that an option needs or excludes, and the sentence where it is given without them, or with one."""
+
+    names: tuple[str, ...]
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of an option besides its type and its default.
+
+    Args:
+        check: gives a value as the code uses it, or refuses it.
+        help: what it means, in a line of --help.
+        about: what it means to a program, where the line does not say it all.
+        flag: the option on the command line, and its value: ``--memory SIZE``, or ``--from/--source-language CODE``.
+            What has none is for programs alone.
+        heading: that of `edge run --help` under which it stands; one without is there by a field of another class,
+            which has the same flag.
+        read: makes the value of the text on the command line, where its type does not say how.
+        values: the texts that the command line takes, where there are few, and the value of each.
+        names: looks up names that the line lists as ``%(names)s``.
+        kinds: the kinds of bundles that obey it, of an option of several kinds.
+        needs: fields without which it means nothing.
+        excludes: fields that say the same, or the contrary.
+    """
+
+    check: Check
+    help: str = ""
+    about: str = ""
+    flag: str = ""
+    heading: str = ""
+    read: Callable[[str], Any] | None = None
+    values: Mapping[str, Any] | None = None
+    names: Callable[[], Iterable[str]] | None = None
+    kinds: tuple[str, ...] = KINDS
+    needs: Others | None = None
+    excludes: Others | None = None
+
+    @property
+    def destination(self) -> str:
+        """What the command line calls it inside: the last of its names, without dashes."""
+        return self.flag.partition(" ")[0].rpartition("/")[2].lstrip("-").replace("-", "_")
+
+
+def option(default: Any, check: Check, **known: Any) -> Any:
+    """A field of `Options`. known: of `Option`."""
+    return dataclasses.field(default=default, metadata={_OPTION: Option(check, **known)})
+
+
+def option_of(field: dataclasses.Field[Any]) -> Option:
+    """What is known of a field that `option` made."""
+    found: Option = field.metadata[_OPTION]
+    return found
+
+
+def fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
+    """The fields of a class of options, its own before those that it inherits."""
+    found = {field.name: field for field in dataclasses.fields(options)}
+    own = [name for each in options.__mro__ for name in vars(each).get("__annotations__", {}) if name in found]
+    return [found[name] for name in dict.fromkeys(own)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +114,21 @@ class Options:
 
 @cache
 def _checks(options: type[Any]) -> list[tuple[str, Check]]:
-    return [(field.name, field.metadata[_CHECK]) for field in dataclasses.fields(options)]
+    return [(field.name, option_of(field).check) for field in dataclasses.fields(options)]
+
+
+def check_together(options: type[Any], values: Mapping[str, Any]) -> None:
+    """Raise InputError where a field that is set needs another one, or excludes one. values: by the fields' names; what
+    is missing, or has its default, is not set."""
+    known = {field.name: option_of(field) for field in dataclasses.fields(options) if _OPTION in field.metadata}
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    given = {name for name, value in values.items() if value != defaults[name]}
+    for name in (name for name in known if name in given):
+        needs, excludes = known[name].needs, known[name].excludes
+        if needs is not None and given.isdisjoint(needs.names):
+            raise InputError(needs.sentence)
+        if excludes is not None and not given.isdisjoint(excludes.names):
+            raise InputError(excludes.sentence)
 
 
 def unless_none(check: Check) -> Check:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
-from edge.cli.run.parser import check_lines, taken
+from edge.cli.run.parser import check_lines
 from edge.cli.run.prompt import read_lines, read_prompt
 from edge.cli.run.terminal import CtrlC, show_with_figures
 from edge.errors import InputError
