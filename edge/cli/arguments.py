@@ -19,6 +19,7 @@ DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 WIDTH = 110  # maximum columns of a help page
 
 Add = Callable[..., argparse.Action]  # as `Parser.options` gives it
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float}  # of what stands behind a flag, by the type
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,19 +110,31 @@ def add_field(add: Add, options: type[Options], name: str, about: str = "", **ot
         vars(action)["names"] = _Names(known.names)
 
 
-_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float}
+def add_fields(add: Add, heading: str, *classes: type[Options]) -> None:
+    """Add the options of several classes that stand under a heading; those of one flag are one option."""
+    from edge.runtime.options import fields, has_option, option_of
+
+    added = set[str]()
+    for options in classes:
+        for field in filter(has_option, fields(options)):
+            known = option_of(field)
+            if known.flag and known.heading == heading and known.flag not in added:
+                added.add(known.flag)
+                add_field(add, options, field.name)
 
 
 def taken(given: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
     """The fields of `options` that were given on the command line: for the others the library's defaults hold."""
-    from edge.runtime.options import option_of
+    from edge.runtime.options import has_option, option_of
 
     found = {}
-    for field in dataclasses.fields(options):
+    for field in filter(has_option, dataclasses.fields(options)):
         known = option_of(field)
         value = getattr(given, known.destination, None) if known.flag else None
         if value is not None:
-            found[field.name] = value if known.values is None else known.values[value]
+            value = value if known.values is None else known.values[value]
+            # A flag turns off what is done by default.
+            found[field.name] = not value if field.default is True else value
     return found
 
 

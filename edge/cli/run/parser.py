@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.cli.arguments import Add, Parser, add_field, taken
+from edge.cli.arguments import Parser, add_fields, taken
 from edge.cli.reports import same_file
 from edge.cli.run.prompt import DASH, has_piped
 from edge.errors import InputError
@@ -99,11 +99,11 @@ def add_arguments(parser: Parser) -> None:
     add("-f/--file FILE", "put a file's text before the prompt, or ask it alone; repeatable", Path, action="append")
     add("--lines FILE", "answer each line of a file as a prompt of its own; see below", Path)
     only(DECODER, add("--system TEXT", "a system message"))
-    _add_fields(add, "prompt")
+    add_fields(add, "prompt", *OPTIONS)
     only(DECODER, add("--raw", "give the prompt as it is, without the chat template", default=None))
 
     add = parser.options("answer")
-    _add_fields(add, "answer")
+    add_fields(add, "answer", *OPTIONS)
     add("--json", "print the whole answer and its figures as one JSON object", default=None)
 
     add = parser.options("chat")
@@ -115,35 +115,24 @@ def add_arguments(parser: Parser) -> None:
     only(SPEECH, add("--audio FILE", "transcribe this sound file: WAV, FLAC, MP3, OGG, ..."))
     pipe = "transcribe 16-bit mono samples from standard input at the model's rate (16 kHz) while they come"
     only(SPEECH, add("--stdin-pcm", pipe, default=None))
-    _add_fields(add, "speech")
+    add_fields(add, "speech", *OPTIONS)
     only(SPEECH, add("--timestamps", "print when each segment begins and ends", default=None))
     only(SPEECH, add("--srt", "write SubRip subtitles", default=None))
     only(SPEECH, add("--vtt", "write WebVTT subtitles", default=None))
 
     add = parser.options("text to text")
     add("--output FILE", "write a transcript, or the answers to --lines, to this file; see below", Path)
-    _add_fields(add, "text to text")
+    add_fields(add, "text to text", *OPTIONS)
 
     add = parser.options("speed")
-    _add_fields(add, "speed")
+    add_fields(add, "speed", *OPTIONS)
     batch = "with --lines: prompts answered in parallel (default: 8; with --memory: 1)"
     only(DECODER, add("--batch N", batch, int))
 
-    _add_fields(parser.options("machine"), "machine")
+    add_fields(parser.options("machine"), "machine", *OPTIONS)
     limits = _kinds() | own
     named = [(each.dest, each.option_strings[0]) for each in parser.actions if each.dest in limits]
     parser.set_defaults(obeyed=[(name, option, limits[name]) for name, option in named])
-
-
-def _add_fields(add: Add, heading: str) -> None:
-    """Add the options under a heading; what several kinds of answers have is one option."""
-    added = set[str]()
-    for options in OPTIONS:
-        for field in fields(options):
-            known = option_of(field)
-            if known.flag and known.heading == heading and known.destination not in added:
-                added.add(known.destination)
-                add_field(add, options, field.name)
 
 
 def _kinds() -> dict[str, set[str]]:
