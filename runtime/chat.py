@@ -23,8 +23,8 @@ from edge.runtime.decode.answer import (
 )
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.stream import Stream
-from edge.runtime.keywords import GenerateKeywords, with_keywords
-from edge.runtime.options import shown
+from edge.runtime.keywords import GenerateKeywords
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.text.template import Message, check_conversation, check_messages
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from edge.runtime.costs.measured import best_provider, open_for
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.fits import check_stated
 from edge.runtime.engine.variant import AUTO, OFF, Variant
-from edge.runtime.keywords import with_keywords
-from edge.runtime.load_options import LoadKeywords, LoadOptions
-from edge.runtime.options import shown
+from edge.runtime.keywords import LoadKeywords
+from edge.runtime.load_options import LoadOptions
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name

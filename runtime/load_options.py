@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
 from edge.runtime.engine.variant import AUTO, OFF
@@ -60,6 +59,8 @@ def _day(given: str) -> str:
     try:
         return day(given)
     except InputError:
+        import argparse  # which only the command has loaded
+
         raise argparse.ArgumentTypeError(f"a day is written as 2025-01-31, not {given!r}") from None
 
 
@@ -87,7 +88,8 @@ class LoadOptions(Options):
         "text to text and speech. --no-exact is faster, and once in a while a word differs",
         about="whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before, "
         "alone or among other prompts; default: yes where anything may draft. False is faster: drafts then change the "
-        "last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams",
+        "last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams "
+        "([speculation.md](../guide/speculation.md#the-same-text))",
     )
     skip: str = option(
         OFF,
@@ -105,7 +107,8 @@ class LoadOptions(Options):
         flag="--skip-anyway",
         heading="speed",
         help="answer though what --skip leaves out ruins this model, which is refused",
-        about="answer under a setting of `skip` that ruins this bundle, too, which is refused otherwise",
+        about="answer though what `skip` leaves out [ruins this bundle](../guide/skipping.md#what-is-refused), which "
+        "is refused otherwise",
         needs=Others(
             ("skip",), "--skip-anyway insists on what --skip leaves out; name a policy with --skip, or omit it."
         ),
@@ -117,7 +120,8 @@ class LoadOptions(Options):
         heading="machine",
         help="threads to compute with (default: one per core, up to 8)",
         about="threads to compute with, shared by all models of this process: the first one decides, and another "
-        "number afterwards is not used, which a warning of the log says once. Default: one per core, up to 8",
+        "number afterwards is not used, which a warning of the log says once. Default: one per core that the process "
+        "may use, up to 8: the smaller of its affinity and its container's CPU quota",
     )
     context: int | None = option(
         None,
@@ -177,7 +181,7 @@ class LoadOptions(Options):
         WAIT,
         one_of("option when_full", " or ".join(WHEN_FULL), WHEN_FULL),
         help="what becomes of an answer that `memory` has no room for while others are under way: it waits for them "
-        "(`wait`), or is refused (`refuse`)",
+        "(`wait`), or raises `edge.InputError` (`refuse`)",
     )
     beams: int | None = option(
         None,
@@ -193,25 +197,8 @@ class LoadOptions(Options):
         flag="--date YYYY-MM-DD",
         heading="prompt",
         help="the date that a chat template tells the model, where it does (default: today)",
+        about="the date, `YYYY-MM-DD`, that a chat template tells the model, where it tells one; default: today, which "
+        "a warning of the log says once",
         read=_day,
         kinds=(DECODER,),
     )
-
-
-class LoadKeywords(TypedDict, total=False):
-    """The fields of `LoadOptions`, for type checkers."""
-
-    context: int | None
-    threads: int | None
-    prefill_chunk: int | None
-    memory: int | str | None
-    when_full: str
-    beams: int | None
-    speculate: str
-    exact: bool | None
-    skip: str
-    skip_anyway: bool
-    kv: str
-    provider: str | Provider
-    strict: bool | None
-    date: str | None

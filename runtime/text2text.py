@@ -30,9 +30,9 @@ from edge.runtime.decode.text2text_options import Text2TextOptions, options_of
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
-from edge.runtime.keywords import Text2TextKeywords, with_keywords
+from edge.runtime.keywords import Text2TextKeywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import shown
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.passages import Passages

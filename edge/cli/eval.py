@@ -161,8 +161,8 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
     from edge.runtime.costs.measured import open_for
+    from edge.runtime.keywords import LoadKeywords
     from edge.runtime.load import open_engine
-    from edge.runtime.load_options import LoadKeywords
     from edge.runtime.text.tokenizer import Text
 
     bundle = open_bundle(path)

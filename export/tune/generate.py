@@ -101,7 +101,7 @@ def exported(source: str | Path, path: Path, progress: Progress, **options: Any)
 
 def _later(options: GenerateOptions, by: int) -> GenerateOptions:
     """The options of the answer `by` places later."""
-    return dataclasses.replace(options, seed=int(options.seed) + by)
+    return dataclasses.replace(options, seed=int(options.seed or 0) + by)
 
 
 def _answered(

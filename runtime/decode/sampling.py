@@ -103,7 +103,7 @@ class SamplingOptions(Options):
         about="divides positive and multiplies negative logits of tokens that occurred in the prompt or the answer "
         "(Keskar et al. 2019, section 4.1); 1: none",
     )
-    seed: int | str = option(
+    seed: int | str | None = option(
         0,
         _seed,
         flag="--seed N",

@@ -22,9 +22,9 @@ from edge.manifest import Speech
 from edge.runtime.background import Background
 from edge.runtime.decode.stream import next_of
 from edge.runtime.engine.engine import Engine
-from edge.runtime.keywords import TranscribeKeywords, with_keywords
+from edge.runtime.keywords import TranscribeKeywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import shown
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
 from edge.runtime.speech.decoding import Decoded, Decoder
