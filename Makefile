@@ -1,6 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
+# make options    what follows from the options' fields: keywords for type checkers, docs/reference/options.md
 # make docs       the pages of docs/ as a site in build/site
 # make fuzz       every kind of input damaged by the thousand, for five minutes   (FUZZ=short: one or two; FUZZ=nightly: hours; SEED=N)
 # make android    the Kotlin runtime for apps and the Android app: jar, tests and APK   (AAR=onnxruntime-android.aar)
@@ -31,7 +32,7 @@ BESIDE := --numprocesses logical --maxprocesses 4 --dist worksteal
 FUZZ ?= usual
 SEED ?=
 
-.PHONY: demo test test-all lint types docs fuzz android bench clean
+.PHONY: demo test test-all lint types options docs fuzz android bench clean
 
 demo: $(VENV)/.gguf $(VENV)/.kernels
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
@@ -49,6 +50,9 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy -p edge
+
+options: $(VENV)/.test
+	$(BIN)/python -m tools.options
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -29,8 +29,9 @@ from processes import PrivatePeak
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.budget import budgets, make_plan
-from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
+from edge.runtime.engine.variant import kv_dtypes, runs_whole
 from edge.runtime.load import as_asked
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.memory.plan import Plan, needed
 from edge.runtime.speculate.base import AUTO, parts_of_model

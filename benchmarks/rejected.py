@@ -23,8 +23,8 @@ from report import table
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import EdgeError
-from edge.runtime.decode.answer import never
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import PLAIN, generate
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine

@@ -37,7 +37,8 @@ from questions import TASKS, Question, chosen, read
 from report import Goal
 
 if TYPE_CHECKING:
-    from edge.runtime.decode.answer import GenerateOptions, Result
+    from edge.runtime.decode.answer import Result
+    from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.model import Model
 
 OFF, OURS = "off", "auto"
@@ -187,7 +188,7 @@ class Prompted:
     def __init__(self, model: Model, ids: list[int], room: int) -> None:
         import numpy as np
 
-        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.decode.loop import prefill
 
         self._ids, self._engine = ids, model.engine

@@ -172,7 +172,8 @@ def copied(model: Text2Text, text: str) -> tuple[object, int, dict[str, Any] | N
     """The input said again, every eighth token replaced, by the loop and the steps that a translation takes."""
     import numpy as np
 
-    from edge.runtime.decode.answer import Ends, Timings, drafts_of, never
+    from edge.runtime.decode.answer import Ends, Timings, drafts_of
+    from edge.runtime.decode.generate_options import never
     from edge.runtime.decode.loop import generate
     from edge.runtime.decode.text2text_options import Text2TextOptions
 

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from edge.export import export as export
     from edge.loading import load as load
     from edge.runtime.chat import Chat as Chat
-    from edge.runtime.decode.answer import GenerateOptions as GenerateOptions
     from edge.runtime.decode.answer import Piece as Piece
     from edge.runtime.decode.answer import Result as Result
     from edge.runtime.decode.answer import Timings as Timings
+    from edge.runtime.decode.generate_options import GenerateOptions as GenerateOptions
     from edge.runtime.decode.text2text_options import Text2TextOptions as Text2TextOptions
     from edge.runtime.model import Model as Model
     from edge.runtime.speech.segments import Segment as Segment
-    from edge.runtime.speech.transcribe import TranscribeOptions as TranscribeOptions
     from edge.runtime.speech.transcribe import Transcriber as Transcriber
     from edge.runtime.speech.transcribe import Transcript as Transcript
+    from edge.runtime.speech.transcribe_options import TranscribeOptions as TranscribeOptions
     from edge.runtime.text.template import Message as Message
     from edge.runtime.text2text import Text2Text as Text2Text
 
@@ -47,11 +47,13 @@ _HOMES = {
         *("ExportError", "InputError", "MissingExtraError"),
     ),
     "edge.loading": ("load",),
-    "edge.runtime.decode.answer": ("GenerateOptions", "Piece", "Result", "Timings"),
+    "edge.runtime.decode.answer": ("Piece", "Result", "Timings"),
+    "edge.runtime.decode.generate_options": ("GenerateOptions",),
     "edge.runtime.chat": ("Chat",),
     "edge.runtime.model": ("Model",),
     "edge.runtime.speech.segments": ("Segment",),
-    "edge.runtime.speech.transcribe": ("TranscribeOptions", "Transcriber", "Transcript"),
+    "edge.runtime.speech.transcribe": ("Transcriber", "Transcript"),
+    "edge.runtime.speech.transcribe_options": ("TranscribeOptions",),
     "edge.runtime.text.template": ("Message",),
     "edge.runtime.decode.text2text_options": ("Text2TextOptions",),
     "edge.runtime.text2text": ("Text2Text",),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from edge.bundle import MANIFEST
 from edge.runtime import load as bundles
-from edge.runtime.engine.variant import LoadKeywords, LoadOptions
+from edge.runtime.keywords import LoadKeywords
+from edge.runtime.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model

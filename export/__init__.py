@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Unpack
 
 from edge.bundle import Bundle
 from edge.export.facts.progress import Progress
 from edge.export.request.export_request import ExportRequest
+from edge.export.request.keywords import ExportKeywords
 from edge.extras import needing
 
 
@@ -27,7 +28,7 @@ def export(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     expect: Callable[[str, Callable[[], float]], None] | None = None,
-    **options: Any,
+    **options: Unpack[ExportKeywords],
 ) -> Bundle:
     """Turn a checkpoint into a bundle.
 
@@ -38,7 +39,7 @@ def export(
         say: told in sentences what is done to the model.
         expect: told before that how long it takes, where that is known: a sentence, and a function that returns how
             many seconds are left.
-        options: those of `edge.export.request.export_request.ExportRequest`, which says what each means.
+        options: fields of `ExportRequest`; docs/reference/options.md says what each means.
 
     Returns:
         The bundle, written whole; where anything fails, nothing is left at `out`.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 from edge.errors import InputError
 from edge.runtime.decode.answer import (
     FinishReason,
-    GenerateOptions,
     Piece,
     Result,
     answer,
@@ -22,9 +21,10 @@ from edge.runtime.decode.answer import (
     ends_of,
     own,
 )
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.stream import Stream
-from edge.runtime.keywords import GenerateKeywords, with_keywords
-from edge.runtime.options import shown
+from edge.runtime.keywords import GenerateKeywords
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.text.template import Message, check_conversation, check_messages
 
 if TYPE_CHECKING:

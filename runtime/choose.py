@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, KV8, PREFILL_VERSION, SKIP
-from edge.runtime.engine.variant import AUTO, DECODER, OFF, TREE, LoadOptions, Variant, kv_dtypes, runs_whole
+from edge.runtime.engine.variant import AUTO, DECODER, OFF, TREE, Variant, kv_dtypes, runs_whole
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.shares import WAIT
 from edge.runtime.providers import check_provider, provider_name
 from edge.runtime.skip import make_policy

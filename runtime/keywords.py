@@ -1,20 +1,43 @@
-"""The fields of options, as keywords for type checkers: `generate("...", max_tokens=4)`."""
+"""The fields of options, as keywords for type checkers. Written by `make options`; do not edit."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
-
-from edge.errors import InputError
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from edge.runtime.decode.beam import EarlyStopping
+    from collections.abc import Callable, Sequence
 
-T = TypeVar("T")
+    from edge.runtime.decode.beam_options import EarlyStopping
+    from edge.runtime.providers.base import Provider
 
 
-class _Sampling(TypedDict, total=False):
+class LoadKeywords(TypedDict, total=False):
+    """The fields of `LoadOptions`."""
+
+    speculate: str
+    exact: bool | None
+    skip: str
+    skip_anyway: bool
+    threads: int | None
+    context: int | None
+    prefill_chunk: int | None
+    provider: str | Provider
+    strict: bool | None
+    kv: str
+    memory: int | str | None
+    when_full: str
+    beams: int | None
+    date: str | None
+
+
+class GenerateKeywords(TypedDict, total=False):
+    """The fields of `GenerateOptions`."""
+
+    max_tokens: int | None
+    think: bool | None
+    think_tokens: int | None
+    stop: Sequence[str]
+    interrupted: Callable[[], bool]
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -22,38 +45,42 @@ class _Sampling(TypedDict, total=False):
     repetition_penalty: float | None
     seed: int | str | None
     circles: str
-    stop: Sequence[str]
-    interrupted: Callable[[], bool]
 
 
-class GenerateKeywords(_Sampling, total=False):
-    """The fields of `GenerateOptions`."""
-
-    max_tokens: int | None
-    think: bool | None
-    think_tokens: int | None
-
-
-class Text2TextKeywords(_Sampling, total=False):
+class Text2TextKeywords(TypedDict, total=False):
     """The fields of `Text2TextOptions`."""
 
     max_tokens: int | None
-    min_tokens: int | None
-    beams: int | None
-    groups: int
-    diversity: float
-    length_penalty: float | None
-    early_stopping: EarlyStopping | None
-    n_best: int
-    no_repeat_ngram: int | None
+    stop: Sequence[str]
     source_language: str | None
     target_language: str | None
+    beams: int | None
+    n_best: int
+    length_penalty: float | None
+    early_stopping: EarlyStopping | None
+    groups: int
+    diversity: float
+    no_repeat_ngram: int | None
+    min_tokens: int | None
     whole: bool
+    interrupted: Callable[[], bool]
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | str | None
+    circles: str
 
 
 class TranscribeKeywords(TypedDict, total=False):
     """The fields of `TranscribeOptions`."""
 
+    language: str | None
+    task: str
+    previous_text: bool
+    skip_silence: bool
+    progress: Callable[[float], None] | None
     temperatures: Sequence[float]
     beams: int
     compression_ratio_threshold: float | None
@@ -62,23 +89,3 @@ class TranscribeKeywords(TypedDict, total=False):
     seed: int
     circles: str
     interrupted: Callable[[], bool]
-    language: str | None
-    task: str
-    previous_text: bool
-    skip_silence: bool
-    progress: Callable[[float], None] | None
-
-
-def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
-    """The options with the fields that `keywords` name replaced.
-
-    Raises:
-        InputError: there is no such field, or a value out of its range.
-    """
-    if not keywords:
-        return options
-    names = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
-    for name in keywords:
-        if name not in names:
-            raise InputError(f"There is no option {name!r}; there are {', '.join(names)}.")
-    return dataclasses.replace(options, **keywords)  # type: ignore[type-var]

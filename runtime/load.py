@@ -20,9 +20,10 @@ from edge.runtime.choose import choose
 from edge.runtime.costs.measured import best_provider, open_for
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.fits import check_stated
-from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant
-from edge.runtime.keywords import with_keywords
-from edge.runtime.options import shown
+from edge.runtime.engine.variant import AUTO, OFF, Variant
+from edge.runtime.keywords import LoadKeywords
+from edge.runtime.load_options import LoadOptions
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name

@@ -12,23 +12,13 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.chat import Chat
-from edge.runtime.decode.answer import (
-    GenerateOptions,
-    Piece,
-    Result,
-    answer,
-    check_length,
-    check_prompt,
-    collect,
-    ends_of,
-    own,
-    settled,
-)
+from edge.runtime.decode.answer import Piece, Result, answer, check_length, check_prompt, collect, ends_of, own, settled
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.engine import Engine
-from edge.runtime.keywords import GenerateKeywords, with_keywords
+from edge.runtime.keywords import GenerateKeywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import flag, integer, shown, text, unless_none
+from edge.runtime.options import flag, integer, shown, text, unless_none, with_keywords
 from edge.runtime.speculate.base import AUTO, OFF
 from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages, learn_end, written
 from edge.runtime.text.thinking import Block, render

@@ -1,10 +1,16 @@
-"""The fields of options: each has a check, which gives the value as the code uses it, or says what is wrong with it.
+"""Options: frozen dataclasses whose fields are all that is written of an option by hand.
 
     @dataclass(frozen=True)
     class SamplingOptions(Options):
-        temperature: float = option(0.0, number("temperature", "a number of 0 or more", least=0))
+        temperature: float = option(
+            0.0, number("temperature", "a number of 0 or more", least=0),
+            flag="--temperature T", heading="answer", help="0: the most likely token; above 0 tokens are drawn",
+        )
 
-Numbers may be of any type that is one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts.
+A field's check gives the value as the code uses it, or says what is wrong with it. Numbers may be of any type that is
+one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts. What else it says is read by commands for
+their arguments and --help (`edge.cli.arguments`), and by `tools/options.py`, which writes the keywords that type
+checkers read and the tables of docs/reference/options.md.
 """
 
 from __future__ import annotations
@@ -12,13 +18,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import inspect
 import math
 import numbers
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,17 +35,84 @@ Check = Callable[[Any], Any]
 """Gives a value as a plain type of Python's, or raises InputError."""
 LARGEST = 2**63 - 1  # maximum of a whole number: what a size of the system can say
 SHOWN = 80  # characters of a value in a sentence
-_CHECK = "check"
+T = TypeVar("T")
+_OPTION = "option"  # the key of a field's metadata
+
+DECODER, TEXT, SPEECH = KINDS = ("decoder", "text", "speech")  # kinds of bundles: prompts, text to text, sound
 
 
-def option(default: Any, check: Check) -> Any:
-    """A field of `Options`."""
-    return dataclasses.field(default=default, metadata={_CHECK: check})
+@dataclasses.dataclass(frozen=True)
+class Others:
+    """Other fields that an option needs or excludes, and the sentence where it is given without them, or with one."""
+
+    names: tuple[str, ...]
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of an option besides its type and its default.
+
+    Args:
+        check: gives a value as the code uses it, or refuses it.
+        help: what it means, in a line of --help.
+        about: what it means to a program, where the line does not say it all.
+        flag: the option on the command line, and its value: ``--memory SIZE``, or ``--from/--source-language CODE``.
+            What has none is for programs alone.
+        heading: that of `edge run --help` under which it stands; one without is there by a field of another class,
+            which has the same flag.
+        read: makes the value of the text on the command line, where its type does not say how.
+        values: the texts that the command line takes, where there are few, and the value of each.
+        names: looks up names that the line lists as ``%(names)s``.
+        kinds: the kinds of bundles that obey it, of an option of several kinds.
+        needs: fields without which it means nothing.
+        excludes: fields that say the same, or the contrary.
+    """
+
+    check: Check
+    help: str = ""
+    about: str = ""
+    flag: str = ""
+    heading: str = ""
+    read: Callable[[str], Any] | None = None
+    values: Mapping[str, Any] | None = None
+    names: Callable[[], Iterable[str]] | None = None
+    kinds: tuple[str, ...] = KINDS
+    needs: Others | None = None
+    excludes: Others | None = None
+
+    @property
+    def destination(self) -> str:
+        """What the command line calls it inside: the last of its names, without dashes."""
+        return self.flag.partition(" ")[0].rpartition("/")[2].lstrip("-").replace("-", "_")
+
+
+def option(default: Any, check: Check, **known: Any) -> Any:
+    """A field of `Options`. known: of `Option`."""
+    return dataclasses.field(default=default, metadata={_OPTION: Option(check, **known)})
+
+
+def has_option(field: dataclasses.Field[Any]) -> bool:
+    """Whether `option` made a field."""
+    return _OPTION in field.metadata
+
+
+def option_of(field: dataclasses.Field[Any]) -> Option:
+    """What is known of a field that `option` made."""
+    found: Option = field.metadata[_OPTION]
+    return found
+
+
+def fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
+    """The fields of a class of options, its own before those that it inherits."""
+    found = {field.name: field for field in dataclasses.fields(options)}
+    own = [name for each in options.__mro__ for name in inspect.get_annotations(each) if name in found]
+    return [found[name] for name in dict.fromkeys(own)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What has only fields made by `option`; InputError where a value is of the wrong type or out of its range."""
+    """What has fields made by `option`; InputError where a value of one is of the wrong type or out of its range."""
 
     def __post_init__(self) -> None:
         for name, check in _checks(type(self)):  # type: ignore[arg-type]  # a class has a hash
@@ -47,23 +121,63 @@ class Options:
 
 @cache
 def _checks(options: type[Any]) -> list[tuple[str, Check]]:
-    return [(field.name, field.metadata[_CHECK]) for field in dataclasses.fields(options)]
+    return [(field.name, option_of(field).check) for field in dataclasses.fields(options) if has_option(field)]
+
+
+def check_together(options: type[Any], values: Mapping[str, Any]) -> None:
+    """Raise InputError where a field that is set needs another one, or excludes one. values: by the fields' names; what
+    is missing, has its default or is an empty list is not set."""
+    known = {field.name: option_of(field) for field in dataclasses.fields(options) if has_option(field)}
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    given = {name for name, value in values.items() if value != defaults[name] and value != []}
+    for name in (name for name in known if name in given):
+        needs, excludes = known[name].needs, known[name].excludes
+        if needs is not None and given.isdisjoint(needs.names):
+            raise InputError(needs.sentence)
+        if excludes is not None and not given.isdisjoint(excludes.names):
+            raise InputError(excludes.sentence)
+
+
+def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
+    """The options with the fields that `keywords` name replaced.
+
+    Raises:
+        InputError: there is no such field, or a value out of its range.
+    """
+    if not keywords:
+        return options
+    names = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+    for name in keywords:
+        if name not in names:
+            raise InputError(f"There is no option {name!r}; there are {', '.join(names)}.")
+    return dataclasses.replace(options, **keywords)  # type: ignore[type-var]
+
+
+def wanted(check: Check) -> str:
+    """What a check lets pass, in words; empty where the type of the field says it."""
+    return str(getattr(check, "wanted", ""))
+
+
+def _stating(check: Check, what: str) -> Check:
+    """A check that says what it lets pass."""
+    vars(check)["wanted"] = what
+    return check
 
 
 def unless_none(check: Check) -> Check:
     """What `check` wants, or None."""
-    return lambda value: None if value is None else check(value)
+    return _stating(lambda value: None if value is None else check(value), wanted(check))
 
 
 def number(
     name: str,
-    wanted: str,
+    what: str,
     *,
     least: float = -math.inf,
     most: float = math.inf,
     above: float = -math.inf,
 ) -> Check:
-    """A finite number from `least` to `most` and larger than `above`. name, wanted: for the sentence."""
+    """A finite number from `least` to `most` and larger than `above`. name, what: for the sentence."""
 
     def check(value: Any) -> float:
         if _is_number(value):
@@ -73,13 +187,13 @@ def number(
                 plain = math.nan
             if math.isfinite(plain) and least <= plain <= most and plain > above:
                 return plain
-        raise refused(name, wanted, value)
+        raise refused(name, what, value)
 
-    return check
+    return _stating(check, what)
 
 
-def integer(name: str, wanted: str, *, least: int, most: int = LARGEST) -> Check:
-    """A whole number from `least` to `most`. name, wanted: for the sentence."""
+def integer(name: str, what: str, *, least: int, most: int = LARGEST) -> Check:
+    """A whole number from `least` to `most`. name, what: for the sentence."""
 
     def check(value: Any) -> int:
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -88,9 +202,9 @@ def integer(name: str, wanted: str, *, least: int, most: int = LARGEST) -> Check
                 return plain
             if plain > most:
                 raise InputError(f"The {name} must be at most {most:,}, not {shown(value)}.")
-        raise refused(name, wanted, value)
+        raise refused(name, what, value)
 
-    return check
+    return _stating(check, what)
 
 
 def flag(name: str) -> Check:
@@ -138,20 +252,20 @@ def texts(name: str) -> Check:
     return check
 
 
-def several(each: Check, name: str, wanted: str, none: str) -> Check:
+def several(each: Check, name: str, what: str, none: str) -> Check:
     """One value or more in a list, a tuple or an array of one dimension. none: what is said where there is none."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim == 1):
-            raise refused(name, wanted, value)
+            raise refused(name, what, value)
         if not len(value):
             raise InputError(none)
         return tuple(map(each, value))
 
-    return check
+    return _stating(check, what)
 
 
-def one_of(name: str, wanted: str, values: Iterable[Any]) -> Check:
+def one_of(name: str, what: str, values: Iterable[Any]) -> Check:
     """One of a few values, of the same type."""
     known = tuple(values)
 
@@ -159,9 +273,9 @@ def one_of(name: str, wanted: str, values: Iterable[Any]) -> Check:
         for each in known:
             if (type(value) is type(each) or (isinstance(value, np.bool_) and type(each) is bool)) and value == each:
                 return each
-        raise refused(name, wanted, value)
+        raise refused(name, what, value)
 
-    return check
+    return _stating(check, what)
 
 
 def function(name: str) -> Check:

@@ -17,8 +17,10 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
 from edge.runtime.decode import answer, beam, rules
-from edge.runtime.decode.answer import Ends, GenerateOptions, Piece, Result, Timings
-from edge.runtime.decode.beam import BeamOptions, Candidate, Hypothesis
+from edge.runtime.decode.answer import Ends, Piece, Result, Timings
+from edge.runtime.decode.beam import Candidate, Hypothesis
+from edge.runtime.decode.beam_options import BeamOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.passages import stream as passages_stream
 from edge.runtime.decode.rules.rule import Processor, RuleSettings
@@ -28,9 +30,9 @@ from edge.runtime.decode.text2text_options import Text2TextOptions, options_of
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
-from edge.runtime.keywords import Text2TextKeywords, with_keywords
+from edge.runtime.keywords import Text2TextKeywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import shown
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.passages import Passages

@@ -20,7 +20,7 @@ class _Edge:
         self._model = edge.load(model, context=capacity, threads=threads)
 
     def answer(self, ids: list[int], n: int, ends: list[int]) -> Answered:
-        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.decode.loop import generate
         from edge.runtime.decode.sampling import SamplingOptions, make_sampler
         from edge.runtime.speculate.speculation import AnswerDrafts

@@ -50,7 +50,7 @@ class _Edge:
     def generate(self, ids: list[int], n: int) -> Timed:
         import numpy as np
 
-        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.decode.loop import generate
 
         self._cache.reset()

@@ -45,8 +45,9 @@ class _Edge:
     def _decode(self, prompt: list[int], suppress: list[int], beams: int, n: int) -> list[int]:
         import numpy as np
 
-        from edge.runtime.decode.answer import never
-        from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+        from edge.runtime.decode.beam import beam_search, new_cache
+        from edge.runtime.decode.beam_options import BeamOptions
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.decode.loop import generate
         from edge.runtime.decode.rules.suppress import Suppress
         from edge.runtime.decode.sampling import ProcessedSampler, greedy
@@ -95,7 +96,7 @@ class _Edge:
         """As `engines.decoding_engine.Loaded` has it: encoder and first token, then `n` steps, past any end token."""
         import numpy as np
 
-        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.decode.loop import generate
         from edge.runtime.decode.sampling import greedy
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge.errors import InputError
 from edge.spelling import nearest
+
+if TYPE_CHECKING:
+    from edge.runtime.options import Options
 
 DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 WIDTH = 110  # maximum columns of a help page
 
 Add = Callable[..., argparse.Action]  # as `Parser.options` gives it
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float}  # of what stands behind a flag, by the type
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,6 +46,11 @@ class Parser(argparse.ArgumentParser):
         near = self.elsewhere.get(option) or nearest(option, [o for o in self._option_string_actions if len(o) > 2])
         return f" (did you mean {near}?)" if near else ""
 
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """All arguments that it has by now."""
+        return self._actions
+
     def options(self, heading: str | None = None) -> Add:
         """A function that adds options under a heading: `add("-o/--out FILE", "where to write", Path)`, or a flag,
         `add("--force", "replace it")`."""
@@ -52,12 +62,6 @@ class Parser(argparse.ArgumentParser):
             return group.add_argument(*names.split("/"), help=about, **takes | others)
 
         return add
-
-
-def listed(action: argparse.Action, names: object) -> None:
-    """Replace `%(names)s` in an option's help by names that are looked up when it is shown: reading the files of a
-    registry's folder takes 3 ms."""
-    vars(action)["names"] = names
 
 
 class _Help(argparse.HelpFormatter):
@@ -84,23 +88,64 @@ def add_bundle(parser: Parser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle, a folder NAME.edge")
 
 
-def add_threads(add: Add, default: str = "one per core, up to 8") -> None:
-    """How many threads compute."""
-    add("--threads N", f"threads to compute with (default: {default})", int)
+def add_field(add: Add, options: type[Options], name: str, about: str = "", **others: Any) -> None:
+    """Add an option that is a field of `options`.
+
+    about: what it means to this command, where that is something else. others: how argparse reads it, where that is.
+    """
+    from edge.runtime.options import option_of
+
+    field = next(each for each in dataclasses.fields(options) if each.name == name)
+    known, types = option_of(field), set(str(field.type).split(" | ")) - {"None"}
+    kind = known.read or _READERS.get(min(types)) if len(types) == 1 else known.read
+    how: dict[str, Any] = {"dest": known.destination, "default": None}
+    if " " not in known.flag:
+        how["action"] = argparse.BooleanOptionalAction if str(field.type) == "bool | None" else "store_true"
+    elif known.values is not None:
+        how["choices"] = tuple(known.values)
+    elif types == {"Sequence[str]"} and known.read is None:
+        how["action"] = "append"
+    action = add(known.flag, about or known.help, kind, **how | others)
+    if known.names is not None:
+        vars(action)["names"] = _Names(known.names)
 
 
-def add_provider(add: Add, about: str = "what runs the graphs", default: str | None = "auto") -> None:
-    """Which execution provider runs the graphs."""
-    from edge.runtime.providers import AUTO, PROVIDERS
+def add_fields(add: Add, heading: str, *classes: type[Options]) -> None:
+    """Add the options of several classes that stand under a heading; those of one flag are one option."""
+    from edge.runtime.options import fields, has_option, option_of
 
-    first = f"{AUTO} (default)" if default == AUTO else AUTO
-    listed(add("--provider NAME", f"{about}: {first}, %(names)s", default=default), PROVIDERS)
+    added = set[str]()
+    for options in classes:
+        for field in filter(has_option, fields(options)):
+            known = option_of(field)
+            if known.flag and known.heading == heading and known.flag not in added:
+                added.add(known.flag)
+                add_field(add, options, field.name)
 
 
-def add_strict(add: Add) -> None:
-    """Whether a provider may leave a part of a graph to another."""
-    about = "whether a graph is refused of which the provider cannot run every node (default: on an NPU)"
-    add("--strict", about, action=argparse.BooleanOptionalAction, default=None)
+def taken(given: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
+    """The fields of `options` that were given on the command line: for the others the library's defaults hold."""
+    from edge.runtime.options import has_option, option_of
+
+    found = {}
+    for field in filter(has_option, dataclasses.fields(options)):
+        known = option_of(field)
+        value = getattr(given, known.destination, None) if known.flag else None
+        if value is not None:
+            value = value if known.values is None else known.values[value]
+            # A flag turns off what is done by default.
+            found[field.name] = not value if field.default is True else value
+    return found
+
+
+class _Names:
+    """Names in a line of --help, which are looked up when it is shown: reading a registry's folder takes 3 ms."""
+
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        self._names = names
+
+    def __str__(self) -> str:
+        return str(self._names())
 
 
 def add_json(add: Add, what: str = "one JSON object") -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_json, add_provider, add_strict, add_threads
+from edge.cli.arguments import Parser, add_field, add_json
 from edge.cli.export import stages
 from edge.cli.tables import print_json
 from edge.errors import InputError
@@ -29,6 +29,9 @@ WINDOW, TOKENS = 512, 10240  # defaults
 
 
 def add_arguments(parser: Parser) -> None:
+    from edge.runtime.load_options import LoadOptions
+    from edge.runtime.providers import AUTO
+
     about = "the bundle to measure, a folder NAME.edge"
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help=about)
 
@@ -47,19 +50,19 @@ def add_arguments(parser: Parser) -> None:
     add("--prefill-graph", "measure the int8 prefill graph of BUNDLE (docs/guide/long-prompts.md)")
 
     add = parser.options("answers")
-    add("--speculate DRAFTER", "what drafts them, as in edge run (default: off)")
+    add_field(add, LoadOptions, "speculate", "what drafts them, as in edge run (default: off)")
     add("--instruction TEXT", "text before each prompt of a decoder")
     add("--limit N", "answer the first N lines only", int)
     add("--max-tokens N", "maximum tokens of an answer (default: 64, 160, 128 by task)", int)
 
     add = parser.options("how")
-    add("--skip POLICY", "measure with layers skipped, as in edge run, and without")
+    add_field(add, LoadOptions, "skip", "measure with layers skipped, as in edge run, and without")
     add("--sweep A,B,...", "settings of the policy that --skip names, measured one after another")
     add("--plot FILE", "with --skip: draw quality against speed (.png or .svg)", Path)
-    add("--kv TYPE", "type of BUNDLE's KV cache: float32 (default) or int8")
-    add_threads(add)
-    add_provider(add)
-    add_strict(add)
+    add_field(add, LoadOptions, "kv", "type of BUNDLE's KV cache: float32 (default) or int8")
+    add_field(add, LoadOptions, "threads")
+    add_field(add, LoadOptions, "provider", default=AUTO)
+    add_field(add, LoadOptions, "strict")
     add_json(add)
 
 
@@ -158,7 +161,7 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
     from edge.runtime.costs.measured import open_for
-    from edge.runtime.engine.variant import LoadKeywords
+    from edge.runtime.keywords import LoadKeywords
     from edge.runtime.load import open_engine
     from edge.runtime.text.tokenizer import Text
 

@@ -18,11 +18,13 @@ from edge.errors import InputError
 from edge.manifest import FLOAT32
 from edge.runtime.choose import segments_policy
 from edge.runtime.costs.measured import open_for
-from edge.runtime.decode.answer import GenerateOptions, Result
+from edge.runtime.decode.answer import Result
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.rules.circles import ALLOW
 from edge.runtime.decode.text2text_options import Text2TextOptions
-from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, runs_whole
+from edge.runtime.engine.variant import OFF, kv_dtypes, runs_whole
 from edge.runtime.load import as_asked, load
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import chosen

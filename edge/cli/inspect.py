@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli import inspect_targets
-from edge.cli.arguments import Parser, add_bundle, add_json, add_provider, add_strict, add_threads
+from edge.cli.arguments import Parser, add_bundle, add_field, add_json
 from edge.cli.tables import console, print_json, shown_bytes, table
 from edge.errors import InputError
 from edge.manifest import Manifest
@@ -20,12 +20,15 @@ SECONDS = 2.0  # for the time that each provider takes
 
 
 def add_arguments(parser: Parser) -> None:
+    from edge.runtime.load_options import LoadOptions
+
     add_bundle(parser)
     add = parser.options()
     add_json(add)
-    add_provider(add, "open the graphs with it, and show which nodes, weights and time are whose", default=None)
-    add_strict(add)
-    add_threads(add)
+    placement = "open the graphs with it, and show which nodes, weights and time are whose: auto, %(names)s"
+    add_field(add, LoadOptions, "provider", placement)
+    add_field(add, LoadOptions, "strict")
+    add_field(add, LoadOptions, "threads")
 
 
 def command(args: argparse.Namespace) -> None:

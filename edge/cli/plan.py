@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge.bundle import Bundle, open_bundle
-from edge.cli.arguments import Parser, add_bundle, add_json, add_provider
+from edge.cli.arguments import Parser, add_bundle, add_field, add_json
 from edge.cli.tables import console, labelled, print_json, table
 from edge.manifest import KV8
 
@@ -27,14 +27,18 @@ USUAL = 512  # tokens of a text that an encoder-decoder is planned for: few tran
 
 
 def add_arguments(parser: Parser) -> None:
+    from edge.runtime.load_options import LoadOptions
+    from edge.runtime.providers import AUTO
+
     add_bundle(parser)
     add = parser.options()
-    add("--memory SIZE", "the budget: 300MB, 1.5GB, 512MiB or a number of bytes")
-    add("--context N", "tokens of prompt and answer that must fit", int)
-    add("--beams N", "beams of a search (default: the bundle's)", int)
-    add("--speculate WHAT", "what drafts: auto (default), off or a name, as in edge run", default="auto")
-    add("--kv TYPE", "type of the KV cache: auto (default), float32 or int8", default="auto")
-    add_provider(add)
+    add_field(add, LoadOptions, "memory", "the budget: 300MB, 1.5GB, 512MiB or a number of bytes")
+    add_field(add, LoadOptions, "context", "tokens of prompt and answer that must fit")
+    add_field(add, LoadOptions, "beams", "beams of a search (default: the bundle's)")
+    drafts = "what drafts: auto (default), off or a name, as in edge run"
+    add_field(add, LoadOptions, "speculate", drafts, default=AUTO)
+    add_field(add, LoadOptions, "kv", "type of the KV cache: auto (default), float32 or int8", default=AUTO)
+    add_field(add, LoadOptions, "provider", default=AUTO)
     add_json(add)
 
 
@@ -43,8 +47,9 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.budget import budgets, make_exact_plan, make_plan
     from edge.runtime.costs.curve import load_both
     from edge.runtime.costs.measured import best_provider
-    from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
+    from edge.runtime.engine.variant import kv_dtypes, runs_whole
     from edge.runtime.load import as_asked
+    from edge.runtime.load_options import LoadOptions
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model

@@ -8,7 +8,7 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_json, add_provider, add_strict, add_threads
+from edge.cli.arguments import Parser, add_field, add_json
 from edge.cli.export import stages
 from edge.cli.reports import check_target, write_report
 from edge.cli.tables import print_json
@@ -29,15 +29,18 @@ SKIP_SHARE = 0.2  # where policies are
 
 
 def add_arguments(parser: Parser) -> None:
+    from edge.runtime.load_options import LoadOptions
+
     target = "the bundle to measure, or the JSON file of a profile to show"
     parser.add_argument("target", metavar="BUNDLE", type=Path, nargs="?", help=target)
 
     add = parser.options("how it is measured")
     add("--seconds S", "how long measuring may take (default: 60)", float)
-    add_threads(add)
-    add("--context N", "maximum tokens in the KV cache (default: the bundle's, in at most half of the memory)", int)
-    add_provider(add)
-    add_strict(add)
+    add_field(add, LoadOptions, "threads")
+    room = "maximum tokens in the KV cache (default: the bundle's, in at most half of the memory)"
+    add_field(add, LoadOptions, "context", room)
+    add_field(add, LoadOptions, "provider", default=AUTO)
+    add_field(add, LoadOptions, "strict")
     add("--ops", "measure and show where the time goes, by operator")
     add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")
     drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"

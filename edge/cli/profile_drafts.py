@@ -14,8 +14,8 @@ from edge.cli.tables import console, table
 from edge.errors import InputError
 from edge.registry import Entry
 from edge.runtime.check.acceptance import POSITIONS, Acceptance, measure
-from edge.runtime.engine.variant import LoadOptions
 from edge.runtime.load import as_asked, open_engine
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import ProfileOptions, settled
 from edge.runtime.speculate.base import AUTO, DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_threads
+from edge.cli.arguments import Parser
 from edge.cli.ending import interrupt
 from edge.cli.export import stages
 from edge.cli.run.terminal import CtrlC
@@ -71,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
     add("--seed N", "repeats a run (default: 0)", int)
     add("--precision KIND", "of products: bf16, fp32 or auto (default): what is faster")
     add("--device NAME", "cpu or cuda (default: cuda where it is)")
-    add_threads(add, "Torch's")
+    add("--threads N", "threads to compute with (default: Torch's)", int)
     add("--every N", "steps from one checkpoint to the next (default: 20)", int, default=20)
     add("--restart", "start again instead of resuming an interrupted run")
 

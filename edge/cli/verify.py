@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
-from edge.cli.arguments import Parser, add_bundle, add_provider, add_strict, add_threads
+from edge.cli.arguments import Parser, add_bundle, add_field
 from edge.cli.tables import console
 from edge.errors import BundleError
 from edge.manifest import KV8
@@ -31,11 +31,14 @@ ROLES = {
 
 
 def add_arguments(parser: Parser) -> None:
+    from edge.runtime.load_options import LoadOptions
+    from edge.runtime.providers import AUTO
+
     add_bundle(parser)
     add = parser.options()
-    add_threads(add)
-    add_provider(add)
-    add_strict(add)
+    add_field(add, LoadOptions, "threads")
+    add_field(add, LoadOptions, "provider", default=AUTO)
+    add_field(add, LoadOptions, "strict")
     what = "also write what edge answers to some prompts, chats or sounds, for another host of the bundle to repeat"
     add("--emit FOLDER", what, Path)
 

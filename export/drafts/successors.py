@@ -23,7 +23,7 @@ from edge.bundle import Bundle, BundleWriter
 from edge.errors import InputError
 from edge.export.drafts.prompts import by_themselves
 from edge.export.facts.progress import Progress
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model
 from edge.runtime.speculate.base import OFF

@@ -12,7 +12,8 @@ from edge.errors import InputError
 from edge.export.drafts.prompts import PREVIOUS
 from edge.export.facts.progress import Progress
 from edge.export.tune.data import Row, read_rows
-from edge.runtime.decode.answer import ANSWER_TOKENS, GenerateOptions
+from edge.runtime.decode.answer import ANSWER_TOKENS
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import UNSHAPED
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -100,7 +101,7 @@ def exported(source: str | Path, path: Path, progress: Progress, **options: Any)
 
 def _later(options: GenerateOptions, by: int) -> GenerateOptions:
     """The options of the answer `by` places later."""
-    return dataclasses.replace(options, seed=int(options.seed) + by)
+    return dataclasses.replace(options, seed=int(options.seed or 0) + by)
 
 
 def _answered(

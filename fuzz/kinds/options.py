@@ -75,7 +75,7 @@ def _answer(model: Any, values: dict[str, Any]) -> None:
 
 def _fields(name: str, kind: str) -> list[str]:
     import edge
-    from edge.runtime.engine.variant import LoadOptions
+    from edge.runtime.load_options import LoadOptions
 
     options = {"decoder": edge.GenerateOptions, "translator": edge.Text2TextOptions, "whisper": edge.TranscribeOptions}
     known = [field.name for field in dataclasses.fields(LoadOptions if kind == "load" else options[name])]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
-from edge.runtime.decode.answer import FinishReason, GenerateOptions, Result, Timings, chooser, ends_of, rest, result
+from edge.runtime.decode.answer import FinishReason, Result, Timings, chooser, ends_of, rest, result
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.decode.thoughts import Thoughts

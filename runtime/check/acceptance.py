@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speculate.planner import Planner, compared

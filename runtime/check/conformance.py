@@ -23,7 +23,8 @@ from edge.errors import InputError
 from edge.home import replace_text
 from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.check import conformance_drafts, conformance_speech
-from edge.runtime.decode.answer import GenerateOptions, Result
+from edge.runtime.decode.answer import Result
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import UNSHAPED
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.load import load

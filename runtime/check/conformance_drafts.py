@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge.bundle import Bundle
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
 from edge.runtime.speculate.base import Budget, Setting, find
 from edge.runtime.speculate.planner import Planner, StepCosts

@@ -39,40 +39,82 @@ def _seed(value: Any) -> int | str:
     return RANDOM if value is None or (isinstance(value, str) and value == RANDOM) else int(_NUMBER(value))
 
 
+def _whole(text: str) -> int | str:
+    """A whole number, or else what the check takes or refuses."""
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
 @dataclass(frozen=True)
 class SamplingOptions(Options):
     """How the next token is chosen: the same call gives the same tokens, unless the seed is random.
 
     None stands for what the model's makers set, where the prompt goes through the bundle's chat template; else for the
-    value that changes nothing.
-
-    Args:
-        temperature: 0 takes the most likely token, whatever the makers set; above 0 logits are divided by it before a
-            token is drawn.
-        top_k: draw from the k most likely tokens; 0 for all.
-        top_p: draw from the smallest set of most likely tokens whose probabilities reach top_p; 1 for all.
-        min_p: leave out tokens less likely than min_p times the most likely one; 0 for none.
-        repetition_penalty: divides positive and multiplies negative logits of tokens that occurred in the prompt
-            or the answer (Keskar et al. 2019, section 4.1); 1 for none.
-        seed: what draws begin with: a number, or ``random`` (or None) for other draws every time.
-        circles: "avoid": at temperature 0, a text that repeats itself without end is led out of it
-            (`edge.runtime.decode.rules.circles`); "allow": it goes on.
+    value that changes nothing. docs/reference/options.md says what each field means.
 
     Raises:
         InputError: a value out of its range.
     """
 
-    temperature: float | None = option(None, unless_none(TEMPERATURE))
+    temperature: float | None = option(
+        None,
+        unless_none(TEMPERATURE),
+        flag="--temperature T",
+        heading="answer",
+        help="0: the most likely token; above 0 tokens are drawn (default: as the model's makers set it for chats, or "
+        "0)",
+        about="0: the most likely token, whatever the makers set; above 0 logits are divided by it before a token is "
+        "drawn",
+    )
     top_k: int | None = option(
-        None, unless_none(integer("top-k", "a whole number of 0 or more (0: all tokens)", least=0))
+        None,
+        unless_none(integer("top-k", "a whole number of 0 or more (0: all tokens)", least=0)),
+        flag="--top-k K",
+        heading="answer",
+        help="draw from the K most likely tokens; where tokens are drawn",
+        about="draw from the k most likely tokens; 0: from all",
     )
-    top_p: float | None = option(None, unless_none(number("top-p", "above 0 and at most 1", above=0, most=1)))
-    min_p: float | None = option(None, unless_none(number("min-p", "between 0 and 1", least=0, most=1)))
+    top_p: float | None = option(
+        None,
+        unless_none(number("top-p", "above 0 and at most 1", above=0, most=1)),
+        flag="--top-p P",
+        heading="answer",
+        help="draw from the fewest likely tokens whose probabilities sum to P",
+        about="draw from the smallest set of most likely tokens whose probabilities reach top_p; 1: from all",
+    )
+    min_p: float | None = option(
+        None,
+        unless_none(number("min-p", "between 0 and 1", least=0, most=1)),
+        flag="--min-p P",
+        heading="answer",
+        help="draw no token below P times the probability of the most likely one",
+        about="leave out tokens less likely than min_p times the most likely one; 0: none",
+    )
     repetition_penalty: float | None = option(
-        None, unless_none(number("repetition penalty", "a number above 0 (1: no penalty)", above=0))
+        None,
+        unless_none(number("repetition penalty", "a number above 0 (1: no penalty)", above=0)),
+        flag="--repetition-penalty R",
+        heading="answer",
+        help="above 1, tokens that occurred before become less likely",
+        about="divides positive and multiplies negative logits of tokens that occurred in the prompt or the answer "
+        "(Keskar et al. 2019, section 4.1); 1: none",
     )
-    seed: int | str = option(0, _seed)
-    circles: str = option(AVOID, CIRCLES)
+    seed: int | str | None = option(
+        0,
+        _seed,
+        flag="--seed N",
+        heading="answer",
+        help="what draws begin with (default: 0); random: other draws every time",
+        read=_whole,
+    )
+    circles: str = option(
+        AVOID,
+        CIRCLES,
+        flag="--circles WHAT",
+        heading="answer",
+        help="avoid (default): lead an answer out of what it repeats without end; allow: do not",
+        about="`avoid`: at temperature 0, an answer that repeats itself without end is led "
+        "[out of it](../guide/chat.md#circles); `allow`: it goes on",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

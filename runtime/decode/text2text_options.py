@@ -9,9 +9,25 @@ from typing import Any, cast
 
 from edge.errors import InputError
 from edge.manifest import Generation
-from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import GenerateOptions, never
-from edge.runtime.decode.beam import BeamOptions, EarlyStopping
+from edge.runtime.decode.beam_options import (
+    BEAMS,
+    DIVERSITY,
+    EARLY_STOPPING,
+    GROUPS,
+    LENGTH_PENALTY,
+    N_BEST,
+    BeamOptions,
+    EarlyStopping,
+)
+from edge.runtime.decode.generate_options import (
+    INTERRUPTED,
+    INTERRUPTED_HELP,
+    LENGTH,
+    MAX_TOKENS,
+    STOP,
+    GenerateOptions,
+    never,
+)
 from edge.runtime.decode.sampling import SamplingOptions
 from edge.runtime.options import flag, integer, option, text, texts, unless_none
 
@@ -19,37 +35,104 @@ from edge.runtime.options import flag, integer, option, text, texts, unless_none
 @dataclass(frozen=True)
 class Text2TextOptions(SamplingOptions):
     """What shapes one output. None stands for what the bundle sets, from the checkpoint's own settings.
-
-    Args:
-        max_tokens: most tokens to generate; where nothing is set 512.
-        min_tokens: fewest tokens before the output may end; 0: no such rule.
-        stop: strings that end the output and are left out of it.
-        beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
-        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam.BeamOptions`.
-        no_repeat_ngram: no run of N tokens occurs twice; 0: no such rule.
-        source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
-        whole: give the model a text as a whole where it would get sentence by sentence or line by line; see
-            `edge.runtime.text.passages`. So it does with `min_tokens`, and for `candidates`.
-        interrupted: asked before every step; the output ends once it says True.
+    docs/reference/options.md says what each field means.
 
     Raises:
         InputError: a value out of its range, or values that do not go together.
     """
 
-    max_tokens: int | None = option(None, unless_none(answer.MAX_TOKENS))
-    min_tokens: int | None = option(None, unless_none(integer("fewest tokens", "0 or more", least=0)))
-    stop: Sequence[str] = option((), texts("stop string"))
-    beams: int | None = option(None, unless_none(beam.BEAMS))
-    groups: int = option(1, beam.GROUPS)
-    diversity: float = option(0.0, beam.DIVERSITY)
-    length_penalty: float | None = option(None, unless_none(beam.LENGTH_PENALTY))
-    early_stopping: EarlyStopping | None = option(None, unless_none(beam.EARLY_STOPPING))
-    n_best: int = option(1, beam.N_BEST)
-    no_repeat_ngram: int | None = option(None, unless_none(integer("n-gram size", "0 or more", least=0)))
-    source_language: str | None = option(None, unless_none(text("source language")))
-    target_language: str | None = option(None, unless_none(text("target language")))
-    whole: bool = option(False, flag("option whole"))
-    interrupted: Callable[[], bool] = option(never, answer.INTERRUPTED)
+    max_tokens: int | None = option(
+        None, unless_none(MAX_TOKENS), **LENGTH, about="maximum tokens to generate; default: the bundle's, or 512"
+    )
+    stop: Sequence[str] = option((), texts("stop string"), **STOP)
+    source_language: str | None = option(
+        None,
+        unless_none(text("source language")),
+        flag="--from/--source-language CODE",
+        heading="text to text",
+        help="of a multilingual model: the text's language, such as en or eng_Latn",
+    )
+    target_language: str | None = option(
+        None,
+        unless_none(text("target language")),
+        flag="--to/--target-language CODE",
+        heading="text to text",
+        help="of a multilingual model: the language to translate into, such as de, deu_Latn or deu",
+    )
+    beams: int | None = option(
+        None,
+        unless_none(BEAMS),
+        flag="--beams N",
+        heading="text to text",
+        help="beams of the search; 1: greedy (default: the bundle's)",
+    )
+    n_best: int = option(
+        1,
+        N_BEST,
+        flag="--n-best N",
+        heading="text to text",
+        help="print the N best texts of the beams, each after its score",
+        about="how many of the best texts `candidates` gives, up to `beams`",
+    )
+    length_penalty: float | None = option(
+        None,
+        unless_none(LENGTH_PENALTY),
+        flag="--length-penalty P",
+        heading="text to text",
+        help="above 0 favours longer texts among the beams (default: the bundle's)",
+        about="a text's log probability is divided by its length to this power; above 0 favours longer texts; default: "
+        "the bundle's",
+    )
+    early_stopping: EarlyStopping | None = option(
+        None,
+        unless_none(EARLY_STOPPING),
+        flag="--early-stopping WHEN",
+        heading="text to text",
+        help="when the search ends: true: with as many whole texts as beams; never: when none can be better; or false",
+        about="`True` ends the search when there are as many whole texts as beams; `False` when no unfinished text, at "
+        'its present length, is ahead of the worst of them; `"never"` when none can get ahead; default: the bundle\'s',
+        values={"true": True, "false": False, "never": "never"},
+    )
+    groups: int = option(
+        1,
+        GROUPS,
+        flag="--beam-groups N",
+        heading="text to text",
+        help="split the beams into N groups with texts of their own",
+        about="equal groups of beams, kept different by `diversity`; 1: no groups",
+    )
+    diversity: float = option(
+        0.0,
+        DIVERSITY,
+        flag="--diversity D",
+        heading="text to text",
+        help="how different the groups are, for example 0.5",
+        about="subtracted from the score of a token for each beam of an earlier group that has it in this step",
+    )
+    no_repeat_ngram: int | None = option(
+        None,
+        unless_none(integer("n-gram size", "0 or more", least=0)),
+        flag="--no-repeat-ngram N",
+        heading="text to text",
+        help="no run of N tokens occurs twice; 0: any may (default: the bundle's)",
+    )
+    min_tokens: int | None = option(
+        None,
+        unless_none(integer("fewest tokens", "0 or more", least=0)),
+        flag="--min-tokens N",
+        heading="text to text",
+        help="minimum tokens to generate",
+    )
+    whole: bool = option(
+        False,
+        flag("option whole"),
+        flag="--whole",
+        heading="text to text",
+        help="give the model a text as a whole, where it would get sentence by sentence or line by line",
+        about="give the model a text as a whole, where it would get sentence by sentence or line by line "
+        "([text-to-text.md](../guide/text-to-text.md)); so it does with `min_tokens`, and for `candidates`",
+    )
+    interrupted: Callable[[], bool] = option(never, INTERRUPTED, help=INTERRUPTED_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()

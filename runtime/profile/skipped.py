@@ -17,8 +17,10 @@ from edge.golden import GoldenCase, read_golden
 from edge.runtime.choose import choose
 from edge.runtime.costs.record import Skipped
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions
+from edge.runtime.engine.variant import AUTO, OFF
+from edge.runtime.keywords import LoadKeywords
 from edge.runtime.load import as_asked, open_engine
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.profile.profile import ProfileOptions
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.loss import SkipLoss, loss_of, read, room_for

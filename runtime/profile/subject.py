@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import KV_DTYPES, Manifest
-from edge.runtime.decode.answer import never
+from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.engine.encoder import Cross

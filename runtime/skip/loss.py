@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edge.bundle import MANIFEST, MOST_JSON, Bundle
 from edge.errors import BundleError, InputError
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
-from edge.runtime.decode.answer import never
+from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.log_softmax import log_softmax
 from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import KEPT_STEP

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.decode.answer import INTERRUPTED, never
-from edge.runtime.decode.beam import BEAMS, BeamOptions, beam_search, new_cache
+from edge.runtime.decode.beam import beam_search, new_cache
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
-from edge.runtime.decode.rules.circles import ALLOW, AVOID, CIRCLES
+from edge.runtime.decode.rules.circles import ALLOW
 from edge.runtime.decode.rules.rule import RuleSettings
 from edge.runtime.decode.sampling import (
-    SEED,
-    TEMPERATURE,
     Sampler,
     SamplingOptions,
     largest_logit,
@@ -35,69 +33,17 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import held
-from edge.runtime.options import Options, number, option, several, unless_none
 from edge.runtime.speculate.base import EARLIER
 from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.speech.evidence import Evidence, log_probabilities, said_before
 from edge.runtime.speech.lengths import encoder_window, repeats
 from edge.runtime.speech.rules import speech_rules
+from edge.runtime.speech.transcribe_options import REPETITIVE, UNSURE, DecodingOptions
 from edge.runtime.speech.words import Spoken
 
 PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and 10% less of their time
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 NOTHING = np.zeros(1, np.float32)
 SURE = -0.15  # mean log probability of a text that noise does not lead to
-REPETITIVE, UNSURE = 2.4, -1.0  # the reference's compression ratio and mean log probability of a text to try again
-
-
-@dataclass(frozen=True)
-class DecodingOptions(Options):
-    """How one window is decoded.
-
-    Args:
-        temperatures: tried one after the other until a result is good enough; 0 takes the likeliest tokens.
-        beams: texts pursued at a time at temperature 0; 1 is greedy.
-        compression_ratio_threshold: a text that zlib compresses by more repeats itself: try again. None: any.
-        logprob_threshold: a text whose mean log probability is lower is unsure: try again. None: any.
-        no_speech_threshold: an unsure window whose chance of no speech is higher is skipped, and one of more than half
-            of it whose text has nothing to do with the sound. None: no window is.
-        seed: of the draws; the same sound gives the same text.
-        circles: "avoid": where no other temperature would be tried for it, a text that repeats itself without end is
-            led out of it; "allow": it goes on.
-        interrupted: asked before every step; the window is given up once it says True.
-
-    Raises:
-        InputError: a value out of its range.
-    """
-
-    temperatures: Sequence[float] = option(
-        TEMPERATURES,
-        several(
-            *(TEMPERATURE, "temperatures", "numbers of 0 or more in a list"),
-            "There is no temperature to decode at; name at least one, such as 0.",
-        ),
-    )
-    beams: int = option(1, BEAMS)
-    compression_ratio_threshold: float | None = option(
-        REPETITIVE, unless_none(number("compression ratio threshold", "a number, or None for any"))
-    )
-    logprob_threshold: float | None = option(
-        UNSURE, unless_none(number("log probability threshold", "a number, or None for any"))
-    )
-    no_speech_threshold: float | None = option(
-        0.6, unless_none(number("no-speech threshold", "a number, or None for no window"))
-    )
-    seed: int = option(0, SEED)
-    circles: str = option(AVOID, CIRCLES)
-    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beams > 1 and 0 not in self.temperatures:
-            raise InputError(
-                f"{self.beams} beams are for temperature 0, which is none of those given; leave out the beams or the "
-                "temperature."
-            )
 
 
 @dataclass(frozen=True)

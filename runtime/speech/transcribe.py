@@ -22,14 +22,15 @@ from edge.manifest import Speech
 from edge.runtime.background import Background
 from edge.runtime.decode.stream import next_of
 from edge.runtime.engine.engine import Engine
-from edge.runtime.keywords import TranscribeKeywords, with_keywords
+from edge.runtime.keywords import TranscribeKeywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import flag, function, option, shown, text, unless_none
+from edge.runtime.options import shown, with_keywords
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
-from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
+from edge.runtime.speech.decoding import Decoded, Decoder
 from edge.runtime.speech.live import Recording
 from edge.runtime.speech.segments import Segment, split
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, sound_before_gap, until_full
 from edge.runtime.speech.words import Spoken
 
@@ -43,30 +44,6 @@ TRANSLATE = "translate"  # a task
 _log = logging.getLogger(__name__)
 
 Sound = str | Path | NDArray[Any] | Audio
-
-
-@dataclass(frozen=True)
-class TranscribeOptions(DecodingOptions):
-    """How sound is transcribed; see `DecodingOptions` for how each window is decoded.
-
-    Args:
-        language: the code of the language that is spoken, such as "de"; default: heard in the first window with
-            speech.
-        task: "transcribe", or "translate" into English.
-        previous_text: give the model the text so far with the next window: names keep their spelling, but a wrong
-            window may mislead the next.
-        skip_silence: leave out stretches without any sound, from 1 second before a sound and 5 seconds after one.
-        progress: called with the seconds that were heard so far.
-
-    Raises:
-        InputError: a value out of its range.
-    """
-
-    language: str | None = option(None, unless_none(text("language")))
-    task: str = option("transcribe", text("task"))
-    previous_text: bool = option(True, flag("option previous_text"))
-    skip_silence: bool = option(True, flag("option skip_silence"))
-    progress: Callable[[float], None] | None = option(None, unless_none(function("option progress")))
 
 
 @dataclass(frozen=True)

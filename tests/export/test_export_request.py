@@ -9,13 +9,28 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.cli.export import OPTIONS
+from edge.cli.arguments import Parser, taken
+from edge.cli.export import add_arguments
 from edge.export.request.export_request import ExportRequest
+from edge.runtime.options import has_option, option_of
 
 
 def test_the_command_asks_for_all_that_a_request_has_but_what_effort_decides() -> None:
-    spelled_otherwise = {"source", "out", "size", "calibration", "segments", "soc", "check"}
-    assert {field.name for field in fields(ExportRequest)} == {*OPTIONS, *spelled_otherwise, "candidates"}
+    named = {field.name for field in fields(ExportRequest) if not has_option(field) or option_of(field).flag}
+    assert {field.name for field in fields(ExportRequest)} - named == {"candidates"}
+
+
+def test_what_the_command_is_given_becomes_a_request(tmp_path: Path) -> None:
+    parser = Parser("edge export", "")
+    add_arguments(parser)
+    text = tmp_path / "text.txt"
+    text.write_text("One.")
+    command = "model --no-check --size 100MB --segments 2 --soc a,b --target npu-qualcomm --target-context 64,128"
+    given = parser.parse_args([*command.split(), "--calibration", str(text), "--memory", "8GB", "--trees"])
+    asked = {"check": False, "size": 10**8, "segments": 2, "soc": ["a", "b"], "target_context": [64, 128]}
+    asked |= {"target": "npu-qualcomm", "calibration": text, "memory": "8GB", "trees": True}
+    assert taken(given, ExportRequest) == asked
+    assert ExportRequest("model", **taken(given, ExportRequest)).limit == 8 * 10**9
 
 
 def test_a_request_goes_to_another_process_as_it_is() -> None:

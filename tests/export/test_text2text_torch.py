@@ -18,7 +18,8 @@ from with_drafts import drafted
 import edge
 from edge.cli.main import main
 from edge.errors import InputError
-from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.decode.beam import beam_search, new_cache
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.rules.no_repeat_ngram import NoRepeatNgrams
 from edge.runtime.decode.sampling import greedy

@@ -10,7 +10,8 @@ from fake_engine import END, FakeEngine, fake_model, says, tokens_in
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.chat import Chat
-from edge.runtime.decode.answer import GenerateOptions, answer, collect
+from edge.runtime.decode.answer import answer, collect
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.load import load
 
 

@@ -14,7 +14,8 @@ from fake_engine import BOS, END, START, fake_model, says, tokens_in
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
-from edge.runtime.decode.answer import GenerateOptions, Piece, collect
+from edge.runtime.decode.answer import Piece, collect
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import greedy
 from edge.runtime.load import load, start

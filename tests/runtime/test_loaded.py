@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
 from pathlib import Path
@@ -13,21 +12,6 @@ from tiny_encoder_decoders import t5_bundle
 import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.engine.variant import LoadKeywords, LoadOptions
-from edge.runtime.keywords import GenerateKeywords, Text2TextKeywords, TranscribeKeywords
-
-
-@pytest.mark.parametrize(
-    ("keywords", "options"),
-    [
-        (GenerateKeywords, edge.GenerateOptions),
-        (Text2TextKeywords, edge.Text2TextOptions),
-        (TranscribeKeywords, edge.TranscribeOptions),
-        (LoadKeywords, LoadOptions),
-    ],
-)
-def test_keywords_are_the_fields_of_the_options(keywords: type, options: type) -> None:
-    assert set(keywords.__annotations__) == {field.name for field in dataclasses.fields(options)}
 
 
 def test_keywords_say_what_options_say(tiny_bundle: Bundle) -> None:

@@ -18,12 +18,12 @@ from fake_text2text import fake_text2text
 import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.decode.beam import BeamOptions
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.sampling import SamplingOptions
-from edge.runtime.engine.variant import LoadOptions
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.sizes import parse_size
 from edge.runtime.options import Options
-from edge.runtime.speech.decoding import DecodingOptions
+from edge.runtime.speech.transcribe_options import DecodingOptions
 
 ALL = [
     *(SamplingOptions, edge.GenerateOptions, BeamOptions, edge.Text2TextOptions),

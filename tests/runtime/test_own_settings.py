@@ -11,7 +11,8 @@ import pytest
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Generation
-from edge.runtime.decode.answer import GenerateOptions, collect
+from edge.runtime.decode.answer import collect
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import UNSHAPED
 from edge.runtime.load import load
 from edge.runtime.model import Model

@@ -11,7 +11,8 @@ from fake_text2text import END, FRENCH, GERMAN, LANGUAGES, START, fake_text2text
 
 from edge.errors import InputError
 from edge.manifest import Generation, TextFormat
-from edge.runtime.decode.answer import GenerateOptions, collect
+from edge.runtime.decode.answer import collect
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.text.tokenizer import Text
 from edge.runtime.text2text import Text2Text

@@ -12,7 +12,8 @@ from fake_engine import END, START, FakeEngine, byte_bundle, tokens_in
 
 from edge.errors import InputError
 from edge.manifest import Thinking
-from edge.runtime.decode.answer import GenerateOptions, ends_of
+from edge.runtime.decode.answer import ends_of
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
 from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text

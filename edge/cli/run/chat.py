@@ -17,7 +17,8 @@ from edge.cli.run.settings import changed, listed
 from edge.cli.run.terminal import CtrlC, Shown, figures, note, show
 from edge.errors import InputError
 from edge.runtime.chat import Chat
-from edge.runtime.decode.answer import GenerateOptions, Piece, Timings
+from edge.runtime.decode.answer import Piece, Timings
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
 from edge.runtime.text.template import Message
 

@@ -6,15 +6,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
-from edge.cli.run.parser import check_lines, taken
+from edge.cli.run.parser import check_lines
 from edge.cli.run.prompt import read_lines, read_prompt
 from edge.cli.run.terminal import CtrlC, show_with_figures
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.decode.answer import GenerateOptions
+    from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.model import Model
 
 
@@ -27,14 +28,16 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
     with CtrlC() as interrupted:
         if chats and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
-        from edge.runtime.engine.variant import AUTO, OFF, LoadOptions
+        from edge.runtime.engine.variant import AUTO, OFF
         from edge.runtime.load import start
+        from edge.runtime.load_options import LoadOptions
 
         # Answers that grow side by side take no drafts, nor the graph for such that branch.
         speculate = given.speculate or (AUTO if lines is None else OFF)
         asked = taken(given, LoadOptions) | {"beams": given.batch, "speculate": speculate}
         loading = start(bundle, LoadOptions(**asked))
-        from edge.runtime.decode.answer import GenerateOptions, settled
+        from edge.runtime.decode.answer import settled
+        from edge.runtime.decode.generate_options import GenerateOptions
         from edge.runtime.model import Model
 
         options = GenerateOptions(**taken(given, GenerateOptions), interrupted=interrupted)

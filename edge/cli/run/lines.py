@@ -20,24 +20,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
 from edge.cli.progress import bar
 from edge.cli.reports import is_device, write_whole
-from edge.cli.run.parser import OF_DECODERS
 from edge.cli.run.terminal import peak_memory
 from edge.errors import InputError
 from edge.home import for_owner
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.decode.answer import GenerateOptions, Result
+    from edge.runtime.decode.answer import Result
     from edge.runtime.decode.beam import Candidate
+    from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.decode.text2text_options import Text2TextOptions
     from edge.runtime.model import Model
     from edge.runtime.text2text import Text2Text
 
-# Arguments that can change an answer, apart from the options.
-SHAPING = ("json", "skip", "context", "exact", "memory", "speculate")
+# Options of loading that change no answer, and --beams, which is one of the answer's.
+FOR_SPEED = {"threads", "provider", "strict", "skip_anyway", "when_full", "beams"}
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 FORM = 2  # of what is kept of each answer: another one is not mixed in
 CUT = ("length", "context")  # why an answer that might go on ended
@@ -110,7 +111,7 @@ def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, ar
 
     order = list(_lengths(lines, args.lines, length))
     # How many are side by side changes no answer, but what a memory budget has room for.
-    also = [name for name in OF_DECODERS if name != "batch" or args.memory is not None]
+    also = ["system", "raw", *([] if args.memory is None else ["batch"])]
     blank = _blank if args.json else None
     return _fill(Kept(args.output, identity(model.bundle, options, args, *also), lines, blank), order, make)
 
@@ -239,10 +240,14 @@ def _on_one_line(text: str) -> str:
 
 
 def identity(bundle: Bundle, options: Text2TextOptions | GenerateOptions, args: argparse.Namespace, *also: str) -> str:
-    """Equal for two commands that give the same answers: of the same bundle, options, and arguments `SHAPING` and
-    `also`. Those for speed alone, such as --threads, may differ."""
+    """Equal for two commands that give the same answers: of the same bundle and options, and with the same arguments
+    `also`. Options for speed alone, such as --threads, may differ."""
+    from edge.runtime.load_options import LoadOptions
+
+    loaded = dataclasses.asdict(LoadOptions(**taken(args, LoadOptions)))
     shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
-    given = {name: getattr(args, name) for name in (*SHAPING, *also)}
+    given = {name: value for name, value in loaded.items() if name not in FOR_SPEED}
+    given |= {name: getattr(args, name) for name in ("json", *also)}
     what = [FORM, bundle.manifest.to_json(), shaping, given]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

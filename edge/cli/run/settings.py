@@ -7,7 +7,7 @@ import difflib
 from typing import Any
 
 from edge.errors import InputError
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 
 NO_SETTING = ("interrupted",)
 OF_DRAWING = ("top_k", "top_p", "min_p")  # which mean nothing at temperature 0

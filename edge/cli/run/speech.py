@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED, Terminated
 from edge.cli.reports import check_target, same_file
-from edge.cli.run.parser import taken
 from edge.cli.run.terminal import CtrlC, peak_memory
 from edge.cli.screen import below, screened
 from edge.errors import InputError
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.speech.formats import Format
     from edge.runtime.speech.segments import Segment
-    from edge.runtime.speech.transcribe import Sound, TranscribeOptions, Transcriber, Transcription
+    from edge.runtime.speech.transcribe import Sound, Transcriber, Transcription
+    from edge.runtime.speech.transcribe_options import TranscribeOptions
 
-# Fields of LoadOptions.
-LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "skip_anyway", "provider", "strict")
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 ENDINGS = {"srt", "vtt", "json"}  # of a file's name, which choose the form of the same name
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it
@@ -38,27 +37,30 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
 
     What was transcribed is written at once and stays, whatever happens afterwards.
     """
-    from edge.runtime.engine.variant import LoadOptions
     from edge.runtime.load import start
+    from edge.runtime.load_options import LoadOptions
 
     form = _form(args)
     _check(args)
     assert bundle.manifest.speech is not None
     rate = bundle.manifest.speech.sample_rate
     with CtrlC() as interrupted:
-        loading = start(bundle, LoadOptions(**taken(args, LOADED)))
-        from edge.runtime.decode.answer import never
+        loading = start(bundle, LoadOptions(**taken(args, LoadOptions)))
+        from edge.runtime.decode.generate_options import never
         from edge.runtime.speech.formats import FORMATS
-        from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber
+        from edge.runtime.speech.transcribe import Transcriber
+        from edge.runtime.speech.transcribe_options import TranscribeOptions
 
         progress = _Progress()
         options = TranscribeOptions(
-            **taken(args, ("beams", "seed", "task")),
-            temperatures=_temperatures(args.temperature or 0.0),
-            # Of a recording the first Ctrl-C is its end: what was said until then is still transcribed.
-            interrupted=never if args.stdin_pcm else interrupted,
-            language=None if args.language is None else args.language.lower(),
-            progress=progress.show,
+            **taken(args, TranscribeOptions)
+            | {
+                "temperatures": _temperatures(args.temperature or 0.0),
+                # Of a recording the first Ctrl-C is its end: what was said until then is still transcribed.
+                "interrupted": never if args.stdin_pcm else interrupted,
+                "language": None if args.language is None else args.language.lower(),
+                "progress": progress.show,
+            }
         )
         sound: Sound = args.audio
         if args.stdin_pcm:

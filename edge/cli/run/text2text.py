@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
-from edge.cli.run.parser import EARLY_STOPPING, check_lines, taken
+from edge.cli.run.parser import check_lines
 from edge.cli.run.prompt import lines_of_input, read_lines, read_prompt
 from edge.cli.run.terminal import CtrlC, note, show_with_figures
 from edge.errors import InputError
@@ -62,7 +63,7 @@ def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
     from edge.runtime.skip import OFF
 
     check_threads(args.threads)
-    if args.memory is not None or args.skip != OFF:
+    if args.memory is not None or args.skip not in (None, OFF):
         return 1
     return max(1, min(args.threads or default_threads(), sum(map(bool, map(str.strip, lines)))))
 
@@ -70,19 +71,14 @@ def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
 def _load(
     args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC, threads: int | None
 ) -> tuple[Text2Text, Text2TextOptions]:
-    from edge.runtime.engine.variant import LoadOptions
     from edge.runtime.load import start
+    from edge.runtime.load_options import LoadOptions
 
     loading = start(bundle, LoadOptions(**taken(args, LoadOptions) | {"threads": threads}))
     from edge.runtime.decode.text2text_options import Text2TextOptions
     from edge.runtime.text2text import Text2Text
 
-    given = taken(args, Text2TextOptions)
-    if args.beam_groups is not None:
-        given["groups"] = args.beam_groups
-    if args.early_stopping is not None:
-        given["early_stopping"] = EARLY_STOPPING[args.early_stopping]
-    options = Text2TextOptions(**given, interrupted=interrupted)
+    options = Text2TextOptions(**taken(args, Text2TextOptions), interrupted=interrupted)
     model = loading.model()
     assert isinstance(model, Text2Text)
     return model, options

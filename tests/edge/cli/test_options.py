@@ -25,10 +25,10 @@ from edge.cli.main import main
 from edge.cli.run import parser
 from edge.errors import InputError
 from edge.manifest import EncoderDims, Generation, Graph, Manifest, TextFormat
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.providers.threads import share_thread_pool
-from edge.runtime.speech.transcribe import TranscribeOptions
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 Refused = Callable[..., str]
 
@@ -74,13 +74,18 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest) -> dict[
 SAMPLING = {"temperature", "seed"}
 DRAWING = {"circles", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"}
 ALWAYS = {"provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
+OF_TEXT = {
+    *("source_language", "target_language", "n_best", "length_penalty", "early_stopping", "beam_groups", "diversity"),
+    *("no_repeat_ngram", "min_tokens", "whole"),
+}
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
     | {"file", "system", "raw", "date", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"}
     | {"think", "think_tokens"}
-    | {*parser.OF_CHATS},  # to one answer figures always follow, and no history has its prompt
-    "text": ALWAYS | SAMPLING | DRAWING | {*parser.OF_TEXT, "file", "context", "exact", "beams", "speculate"},
-    "speech": ALWAYS | SAMPLING | {*parser.OF_SPEECH, "beams", "exact", "speculate"},
+    | {"verbose", "no_history"},  # to one answer figures always follow, and no history has its prompt
+    "text": ALWAYS | SAMPLING | DRAWING | OF_TEXT | {"file", "context", "exact", "beams", "speculate"},
+    "speech": ALWAYS | SAMPLING | {"audio", "stdin_pcm", "language", "task", "timestamps", "srt", "vtt"}
+    | {"beams", "exact", "speculate"},
 }  # fmt: skip
 PARSER = Parser("edge run", "")
 parser.add_arguments(PARSER)
@@ -141,6 +146,13 @@ def test_a_batch_that_cannot_grow_side_by_side_is_refused(
     assert "2 answers cannot grow side by side" in refused(*command, "--batch", 2)
     assert not list(tmp_path.glob("out*"))
     assert main([*command, "--max-tokens", "2", "--batch", "1"]) == 0
+
+
+def test_layers_are_left_out_anyway_only_where_some_are(kinds: dict[str, Path], refused: Refused) -> None:
+    for skip in ([], ["--skip", "off"]):
+        assert "--skip-anyway insists on what --skip leaves out" in refused(
+            "run", kinds["decoder"], "Hello", "--skip-anyway", *skip
+        )
 
 
 # Other commands

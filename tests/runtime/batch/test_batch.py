@@ -15,7 +15,7 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
 from edge.manifest import Graph
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model
 from edge.runtime.text.tokenizer import Text

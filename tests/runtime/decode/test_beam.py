@@ -13,7 +13,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from edge.errors import InputError
 from edge.runtime.decode import beam, branches
-from edge.runtime.decode.beam import BeamOptions, Hypothesis, beam_search, new_cache, search
+from edge.runtime.decode.beam import Hypothesis, beam_search, new_cache, search
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.rules.forced_end import ForcedEnd
 from edge.runtime.decode.rules.min_length import MinLength
 from edge.runtime.decode.rules.no_repeat_ngram import NoRepeatNgrams

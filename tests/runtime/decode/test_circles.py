@@ -13,9 +13,10 @@ from path_engine import PathEngine
 from with_drafts import drafted
 
 from edge.errors import InputError
-from edge.runtime.decode.answer import GenerateOptions, never
-from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.decode.beam import beam_search, new_cache
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.generate_options import GenerateOptions, never
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.rules.circles import Circles
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler

@@ -17,7 +17,8 @@ from tiny_encoder_decoders import t5_bundle, whisper_bundle
 import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
-from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.decode.beam import beam_search, new_cache
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.loop import chosen
 from edge.runtime.decode.rules.no_repeat_ngram import NoRepeatNgrams
 from edge.runtime.decode.rules.suppress import Suppress

@@ -19,7 +19,7 @@ import edge
 from edge.bundle import Bundle
 from edge.export.graph.step import INT64, add_output, new_graph
 from edge.export.targets.cpu.lowering import CPU, block_size
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant

@@ -18,8 +18,8 @@ from edge.cli.main import main
 from edge.runtime.batch.step import BatchStep
 from edge.runtime.chat import Chat
 from edge.runtime.decode import answer
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.model import Model
 from edge.runtime.providers import cpu

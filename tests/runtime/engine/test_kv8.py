@@ -24,7 +24,7 @@ from edge.runtime.budget import make_plan
 from edge.runtime.costs import machine
 from edge.runtime.costs.curve import store
 from edge.runtime.costs.record import CurvePoint
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import kv_dtypes

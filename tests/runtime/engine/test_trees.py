@@ -14,8 +14,8 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.errors import ExportError
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft, keep, tree_step
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.load import load, open_engine
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.model import Model

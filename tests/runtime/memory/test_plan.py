@@ -26,8 +26,9 @@ from edge.runtime import load as loading
 from edge.runtime.budget import GOAL, MIN_CONTEXT, make_plan
 from edge.runtime.costs import machine
 from edge.runtime.costs.curve import store
-from edge.runtime.decode.beam import BeamOptions, new_cache
-from edge.runtime.engine.variant import LoadOptions
+from edge.runtime.decode.beam import new_cache
+from edge.runtime.decode.beam_options import BeamOptions
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory import process as memory
 from edge.runtime.memory.footprint import MIB
 from edge.runtime.memory.plan import RESERVE, Plan, needed

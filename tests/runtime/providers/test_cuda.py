@@ -26,7 +26,8 @@ from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.device.plan import plan_for
 from edge.runtime.device.seats import Seats
 from edge.runtime.engine.candidates import Candidates
-from edge.runtime.engine.variant import LoadOptions, Variant
+from edge.runtime.engine.variant import Variant
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.providers import cuda, open_provider
 from edge.runtime.providers.base import BFLOAT16, Buffer
 from edge.runtime.providers.captures import MOST, NONE, REMEMBERED, SEEN, Captures

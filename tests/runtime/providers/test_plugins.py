@@ -22,7 +22,7 @@ from edge.cli.main import main
 from edge.cli.providers import described
 from edge.errors import BundleError, InputError, MissingExtraError
 from edge.runtime.costs import machine
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.providers import PROVIDERS, find_support, open_provider, plugin
 from edge.runtime.providers.accelerator import Accelerator, DeviceBinding

@@ -19,7 +19,7 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import BundleError, InputError
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.providers import PROVIDERS, base, check_provider, cpu, open_provider
 from edge.runtime.providers.base import Binding, Buffer, Session
 

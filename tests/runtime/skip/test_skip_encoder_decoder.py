@@ -16,7 +16,8 @@ from skip_models import in_units
 from transformers import BartConfig, M2M100Config, PreTrainedConfig, T5Config, UMT5Config
 from with_drafts import drafted
 
-from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.decode.beam import beam_search, new_cache
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.draft import Draft
 from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.engine.variant import Variant

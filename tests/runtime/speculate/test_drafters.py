@@ -18,11 +18,12 @@ from edge.bundle import Bundle, open_bundle, sha256_of
 from edge.errors import BundleError, InputError
 from edge.manifest import sealed
 from edge.runtime.budget import make_plan
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import NOTHING
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.variant import LoadOptions, Variant, kv_dtypes
+from edge.runtime.engine.variant import Variant, kv_dtypes
 from edge.runtime.load import load, open_engine, start
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.speculate import cascade, model, recycle, trigram
 from edge.runtime.speculate.base import Budget, Drafter, Setting

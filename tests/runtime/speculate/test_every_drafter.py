@@ -23,8 +23,8 @@ import edge
 from edge.bundle import Bundle
 from edge.manifest import TensorGroup
 from edge.runtime.decode import loop
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import SamplingOptions, greedy, make_sampler
 from edge.runtime.engine.cache import KVCache

@@ -16,8 +16,8 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.runtime.costs.curve import CostCurve, CurvePoint
-from edge.runtime.decode.answer import never
 from edge.runtime.decode.draft import Draft
+from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import generate
 from edge.runtime.engine.engine import Engine
 from edge.runtime.kernels.library import find_kernels

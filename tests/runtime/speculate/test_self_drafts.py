@@ -14,7 +14,7 @@ import pytest
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip.cache import SegmentedCache

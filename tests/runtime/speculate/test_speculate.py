@@ -25,8 +25,8 @@ from edge.manifest import FLOAT32, INT8, KV8_STEP
 from edge.runtime.costs import machine
 from edge.runtime.costs.curve import store
 from edge.runtime.decode import loop
-from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.engine.engine import Engine

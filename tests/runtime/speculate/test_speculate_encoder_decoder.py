@@ -20,7 +20,8 @@ from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.planner import Planner, StepCosts
-from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber
+from edge.runtime.speech.transcribe import Transcriber
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 from edge.runtime.text2text import Text2Text
 
 TEXTS = ["input", "lookup", "blend", "trigram"]

@@ -11,7 +11,8 @@ from fake_speech import END, RATE, SPEECH, START, ZERO, Script, fake_transcriber
 
 from edge.runtime.decode.rules.timestamps import Timestamps
 from edge.runtime.speech.lengths import encoder_window, repeats
-from edge.runtime.speech.transcribe import TranscribeOptions, Transcript
+from edge.runtime.speech.transcribe import Transcript
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 WHOLE = SPEECH.window_samples
 HELLO = Script(said(0.0, " Hello.", 2.0))

@@ -13,7 +13,8 @@ from fake_speech import DE, EN, RATE, VOCABULARY, ZERO, Script, fake_transcriber
 
 from edge.runtime.speech.evidence import ENOUGH, LIKELIER, Evidence, said_before
 from edge.runtime.speech.lengths import encoder_window
-from edge.runtime.speech.transcribe import TranscribeOptions, Transcript
+from edge.runtime.speech.transcribe import Transcript
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 MAYBE = 6.0  # a chance of no speech of a half
 RATHER = 6.0  # a mean log probability of some -0.5: neither sure nor to be tried again

@@ -19,7 +19,8 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.export.checkpoint.whisper_vocabulary import read_vocabulary
-from edge.runtime.decode.beam import BeamOptions, new_cache
+from edge.runtime.decode.beam import new_cache
+from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.load import open_engine
 from edge.runtime.speech import evidence
 from edge.runtime.speech.evidence import log_probabilities

@@ -29,7 +29,8 @@ from fake_speech import (
 
 from edge.errors import InputError
 from edge.runtime.speech.audio import Audio
-from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber, Transcript
+from edge.runtime.speech.transcribe import Transcriber, Transcript
+from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 HELLO = Script(said(0.0, " Hello.", 2.0))
 LOOP = said(0.0, " la" * 60, 20.0)

@@ -25,7 +25,7 @@ from edge.errors import BundleError, DeviceError, ExportError, InputError, Missi
 from edge.export.targets.npu import compile as compiling
 from edge.golden import read_golden
 from edge.runtime.check.golden import open_role, replay_golden
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.variant import Variant
 from edge.runtime.profile.profile import ProfileOptions, profile
 from edge.runtime.providers import open_provider, qnn

@@ -11,7 +11,7 @@ from fake_engine import fake_model, says
 from edge.cli.main import main
 from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 
 
 @pytest.fixture

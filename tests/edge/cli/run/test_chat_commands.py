@@ -17,7 +17,7 @@ from fake_engine import tokens_in
 from edge.cli.run.chat import COMMANDS, command_in
 from edge.cli.run.settings import changed, listed
 from edge.errors import InputError
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.generate_options import GenerateOptions
 
 Talk = Callable[..., tuple[str, str, Any]]
 

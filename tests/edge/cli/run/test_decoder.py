@@ -20,9 +20,11 @@ from edge.bundle import Bundle
 from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC, figures
 from edge.runtime import load as loading
-from edge.runtime.decode.answer import GenerateOptions, Piece, Timings
-from edge.runtime.engine.variant import PLAIN, LoadOptions
+from edge.runtime.decode.answer import Piece, Timings
+from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.engine.variant import PLAIN
 from edge.runtime.load import Loading
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 
 JSON_KEYS = {
@@ -213,7 +215,8 @@ def test_every_option_of_the_machine_reaches_what_loads_the_bundle(
     more = "--speculate", "lookup", "--skip", "unified:0.1", "--exact", "--provider", "cpu"
     assert run("x.edge", "hi", *(each for option in machine.items() for each in option), *more)[0] == 0
     expected = LoadOptions(
-        *(99, 2, 3), memory="300MB", speculate="lookup", exact=True, skip="unified:0.1", kv="int8", provider="cpu"
+        **{"context": 99, "threads": 2, "prefill_chunk": 3, "memory": "300MB", "kv": "int8"},
+        **{"speculate": "lookup", "exact": True, "skip": "unified:0.1", "provider": "cpu"},
     )
     assert given == [expected]
 

@@ -14,7 +14,8 @@ from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC, show
 from edge.cli.screen import screened
 from edge.manifest import Generation
-from edge.runtime.decode.answer import GenerateOptions, Piece, Timings
+from edge.runtime.decode.answer import Piece, Timings
+from edge.runtime.decode.generate_options import GenerateOptions
 
 TIMINGS = Timings(1)
 ANSWER = [
