@@ -192,7 +192,7 @@ def test_what_the_tests_import_comes_with_their_extras() -> None:
     files = list((ROOT / "tests").rglob("*.py"))
     own = "tests/android", "tests/fixtures", "benchmarks"
     beside = {path.stem for folder in own for path in (ROOT / folder).iterdir()}
-    used = set().union(*map(foreign, [*files, *(ROOT / "fuzz").rglob("*.py")])) - beside - {"fuzz"}
+    used = set().union(*map(foreign, [*files, *(ROOT / "fuzz").rglob("*.py")])) - beside - {"fuzz", "tools"}
     assert "pytest" in used and used <= declared("tune", "test")
 
 

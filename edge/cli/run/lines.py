@@ -27,6 +27,7 @@ from edge.cli.reports import is_device, write_whole
 from edge.cli.run.terminal import peak_memory
 from edge.errors import InputError
 from edge.home import for_owner
+from edge.runtime.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
     from edge.runtime.text2text import Text2Text
 
-# Options of loading that change no answer, and --beams, which is one of the answer's.
-FOR_SPEED = {"threads", "provider", "strict", "skip_anyway", "when_full", "beams"}
+FOR_SPEED = {"threads", "provider", "strict", "skip_anyway", "when_full", "beams"}  # which change no answer here
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 FORM = 2  # of what is kept of each answer: another one is not mixed in
 CUT = ("length", "context")  # why an answer that might go on ended
@@ -242,13 +242,9 @@ def _on_one_line(text: str) -> str:
 def identity(bundle: Bundle, options: Text2TextOptions | GenerateOptions, args: argparse.Namespace, *also: str) -> str:
     """Equal for two commands that give the same answers: of the same bundle and options, and with the same arguments
     `also`. Options for speed alone, such as --threads, may differ."""
-    from edge.runtime.load_options import LoadOptions
-
-    loaded = dataclasses.asdict(LoadOptions(**taken(args, LoadOptions)))
     shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
-    given = {name: value for name, value in loaded.items() if name not in FOR_SPEED}
-    given |= {name: getattr(args, name) for name in ("json", *also)}
-    what = [FORM, bundle.manifest.to_json(), shaping, given]
+    given = taken(args, LoadOptions) | {name: getattr(args, name) for name in ("json", *also)}
+    what = [FORM, bundle.manifest.to_json(), shaping, {k: v for k, v in given.items() if k not in FOR_SPEED}]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
