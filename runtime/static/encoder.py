@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.errors import InputError
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.mapped_file import mapped_file, unchanged
@@ -42,15 +41,17 @@ class StaticEncoder(Encoder):
 
     def __init__(self, bundle: Bundle, target: Target, provider: Provider, session: Session) -> None:
         assert target.encoder is not None and bundle.manifest.cross is not None
-        self._bundle = bundle
-        self.max_length, self.any_length = target.encoder.length, False
-        self._name, self._why = f"{target.name}, encoder", f" in the graphs for {target.name}"
-        self._layers, self._dtype = bundle.manifest.cross.layers, np.dtype(target.kv)
-        self._session, self._provider, self._masked = session, provider, target.masked
-        self._speech = bundle.manifest.speech
-        if self._speech is not None:
-            host_provider = open_provider("cpu")
-            self._frontend = host_provider.open(bundle, "frontend")
+        super().__init__(
+            bundle,
+            provider,
+            target.encoder.length,
+            session=session,
+            frontend=None if bundle.manifest.speech is None else open_provider("cpu").open(bundle, "frontend"),
+            dtype=target.kv,
+            why=f" in the graphs for {target.name}",
+        )
+        self.any_length = False
+        self._name, self._masked = f"{target.name}, encoder", target.masked
         paths = [table.path for table in (*target.encoder.tables, *target.biases[1:])]
         if target.encoder.embedding is not None:
             paths.append(target.encoder.embedding)
@@ -66,11 +67,7 @@ class StaticEncoder(Encoder):
 
     def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> StaticCross:
         size = self.max_length
-        if not 1 <= len(ids) <= size:
-            raise InputError(
-                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {size}{self._why}; "
-                + ("shorten it or split it." if len(ids) else "give it some text.")
-            )
+        self._check_length(len(ids))
         rows = np.zeros((1, size, self._embedding.shape[1]), np.float32)
         with unchanged(self._mapped):
             rows[0, : len(ids)] = self._embedding[ids]
