@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
-from edge.runtime.decode.answer import FinishReason, GenerateOptions, Result, Timings, chooser, ends_of, rest, result
+from edge.runtime.decode.answer import FinishReason, GenerateOptions, Result, Timings, chooser, ends_of, result
+from edge.runtime.decode.answer_text import AnswerText, Said
 from edge.runtime.decode.loop import prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
-from edge.runtime.decode.thoughts import Thoughts
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.thinking import Block
-from edge.runtime.text.tokenizer import StopStrings, Text
+from edge.runtime.text.tokenizer import Text
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +50,10 @@ class Growing:
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt), simulated=engine.provider.simulated)
-        self._ends = ends_of(options, cache.capacity - len(prompt) + 1, block)
-        self.sampler = chooser(options, prompt, self._ends, block, text)
-        self._thoughts = None if block is None else Thoughts(block, text)
-        self._thought: list[str] | None = None
-        self._stops = StopStrings(options.stop)
-        self._detokenizer = text.detokenizer()
+        ends = ends_of(options, cache.capacity - len(prompt) + 1, block)
+        self.sampler = chooser(options, prompt, ends, block, text)
+        self._said = AnswerText(text, ends, block)
+        self._thoughts = list[str]()
         self._shown: list[str] | None = [] if options.stop or block is not None else None  # what streams show
         self._began = time.perf_counter()
 
@@ -79,36 +77,22 @@ class Growing:
             timings.prefill_s, timings.ttft_ms = now - self._began, (now - self._began) * 1e3
             self._began = now
         timings.generated_tokens, timings.decode_s = len(self.tokens), now - self._began
-        found = False
-        if self._shown is not None:
-            said = self._detokenizer.push(token)
-            if self._thoughts is not None:
-                thought, said = self._thoughts.push(token, said)
-                self._think(thought)
-            shown, found = self._stops.push(said)
-            self._shown.append(shown)
-        if found or token in self._text.eos:
-            return "stop" if found else self._flushed("stop")
-        finish = self._ends.reached(len(self.tokens), 0 if self._thoughts is None else self._thoughts.tokens)
-        return finish and self._flushed(finish)
+        if self._shown is None:  # the text is decoded once, in the end
+            return self._said.end(token)
+        return self._show(self._said.push(token))
 
-    def _think(self, thought: str | None) -> None:
-        if thought is not None:
-            self._thought = [*(self._thought or ()), thought]
-
-    def _flushed(self, finish: FinishReason) -> FinishReason:
-        """The reason, after the text that was kept back for a stop string was shown."""
-        if self._shown is not None:
-            thought, shown = rest(self._detokenizer, self._stops, self._thoughts)
-            self._think(thought)
-            self._shown.append(shown)
-        return finish
+    def _show(self, said: Said) -> FinishReason | None:
+        assert self._shown is not None
+        self._shown.append(said.text)
+        if said.thoughts is not None:
+            self._thoughts.append(said.thoughts)
+        return said.finish
 
     def whole(self, finish: FinishReason) -> Result:
-        if finish == "interrupted":
-            self._flushed(finish)
+        if finish == "interrupted" and self._shown is not None:
+            self._show(self._said.flush())
         text = self._text.decode(self.tokens) if self._shown is None else "".join(self._shown)
-        thoughts = None if self._thought is None else "".join(self._thought)
+        thoughts = "".join(self._thoughts) if self._thoughts else None
         return result(text, self.tokens, finish, self._timings, thoughts)
 
 
