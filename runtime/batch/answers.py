@@ -24,8 +24,6 @@ from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greed
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.skip.base import Route
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text
 
@@ -102,6 +100,7 @@ class Batch:
 
     def __init__(self, engine: Engine, text: Text, *, capacity: int, width: int, chunk: int) -> None:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
+        self._routes = engine.routes
         self._capacity = capacity
         # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
         self._multiple = 2 if engine.pads else 1
@@ -167,17 +166,15 @@ class Batch:
 
     def _alike(self, growing: Sequence[Growing], cache: KVCache) -> bool:
         """Whether an answer in this cache runs through the same layers as those that grow, token by token."""
-        if not growing or self._free or not isinstance(self._engine, SegmentedEngine):
+        routes = self._routes
+        if routes is None or routes.free or not growing:
             return True
-        policy, first = self._engine.policy, growing[0].cache
-        assert isinstance(first, SegmentedCache) and isinstance(cache, SegmentedCache)
-        return policy.pace(first) == policy.pace(cache)
+        return routes.pace(growing[0].cache) == routes.pace(cache)
 
     @property
     def _free(self) -> bool:
         """Whether an answer may run through other layers than those next to it, or all tokens run through the same."""
-        engine = self._engine
-        return not isinstance(engine, SegmentedEngine) or engine.routes_rows or engine.policy.uniform
+        return self._routes is None or self._routes.free
 
     def _asked(self, growing: Sequence[Growing]) -> Wanted:
         """What a step is asked for: of logits in another memory no more than samplers need."""
@@ -192,7 +189,7 @@ class Batch:
         size, engine = self._rows(len(growing)), self._engine
         step = self._steps.get((size, asked))
         if step is None:
-            units = len(engine.everything) if isinstance(engine, SegmentedEngine) else 1
+            units = 1 if self._routes is None else len(self._routes.everything)
             step = BatchStep(engine, self._slots, size, units, asked)
             self._steps[size, asked] = step
         caches = [each.cache for each in growing]
@@ -201,17 +198,12 @@ class Batch:
 
     def _route(self, cache: KVCache) -> Route:
         """The units that the next token in a cache runs through."""
-        if not isinstance(self._engine, SegmentedEngine):
-            return WHOLE
-        assert isinstance(cache, SegmentedCache)
-        return self._engine.policy.route(cache, 1)
+        return WHOLE if self._routes is None else self._routes.next_units(cache)
 
     def _limits(self, cache: KVCache) -> list[NDArray[np.float32] | None]:
         """By what the next token in a cache leaves out units itself, where it may."""
-        if not isinstance(self._engine, SegmentedEngine) or not self._engine.policy.limited:
-            return []
-        assert isinstance(cache, SegmentedCache)
-        return [self._engine.policy.limits(cache)]
+        routes = self._routes
+        return [] if routes is None or not routes.policy.limited else [routes.next_limits(cache)]
 
     def _taken(
         self, growing: Sequence[Growing], rows: Any, asked: Wanted = LOGITS

@@ -34,6 +34,8 @@ from edge.runtime.providers.base import Buffer, Provider, Session
 
 if TYPE_CHECKING:
     from edge.runtime.costs.curve import CostCurve
+    from edge.runtime.skip.engine import SegmentedEngine
+    from edge.targets import DeviceTarget, Target
 
 LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
 Wanted = str | int  # how many of the likeliest tokens
@@ -69,6 +71,7 @@ class Engine:
     turns = True  # whether steps of one graph may turn positions by other factors: `edge.runtime.engine.long_rope`
     closed = False  # whether no more steps are to run
     shares: Shares | None = None  # of a memory limit
+    target: Target | DeviceTarget | None = None  # what the graphs were made for, where that is one kind of device
     remote = False  # whether logits are in another memory than the host's, from which few are read sooner: `candidates`
 
     def __init__(self, bundle: Bundle, variant: Variant = PLAIN, provider: Provider | None = None) -> None:
@@ -145,6 +148,11 @@ class Engine:
         check_memory(self.kv, rows, remote=self.remote)
         spare = int(self.pads or self.prefill is not None)
         return KVCache(self.provider, self.kv, rows, cross, spare, self.pads)
+
+    @property
+    def routes(self) -> SegmentedEngine | None:
+        """What says which units run in a step; None where all of the decoder does."""
+        return None
 
     @property
     def independent(self) -> bool:

@@ -7,6 +7,9 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.manifest import FLOAT32, SKIP
@@ -70,12 +73,37 @@ class SegmentedEngine(Engine):
 
     @property
     def supports_batching(self) -> bool:
-        return super().supports_batching and (self.routes_rows or not self.policy.watched)
+        return super().supports_batching and (self.by_row or not self.policy.watched)
 
     @property
-    def routes_rows(self) -> bool:
+    def routes(self) -> SegmentedEngine:
+        return self
+
+    @property
+    def by_row(self) -> bool:
         """Whether each of several sequences in a step may run through other units."""
         return self._routed
+
+    @property
+    def free(self) -> bool:
+        """Whether sequences in a step need not be alike: each has units of its own, or all tokens run through the
+        same."""
+        return self.by_row or self.policy.uniform
+
+    def pace(self, cache: KVCache) -> int:
+        """See `SkipPolicy.pace`."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return self.policy.pace(cache)
+
+    def next_units(self, cache: KVCache) -> Route:
+        """The units that the next token in a cache runs through."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return self.policy.route(cache, 1)
+
+    def next_limits(self, cache: KVCache) -> NDArray[np.float32] | None:
+        """By what the next token in a cache leaves out units itself: see `SkipPolicy.limits`."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return self.policy.limits(cache)
 
     def max_exact_step(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
