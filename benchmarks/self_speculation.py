@@ -34,10 +34,10 @@ from edge.bundle import open_bundle
 from edge.errors import EdgeError
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import Aside, SegmentedCache
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip.base import skippable
-from edge.runtime.skip.cache import Aside, SegmentedCache
 from edge.runtime.skip.unified import spread
 from edge.runtime.text.tokenizer import Text
 

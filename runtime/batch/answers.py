@@ -22,8 +22,9 @@ from edge.runtime.decode.answer_text import AnswerText, Said
 from edge.runtime.decode.loop import prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
-from edge.runtime.skip.base import Route
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.route import Route
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text
 
@@ -55,7 +56,7 @@ class Growing:
         self._shown: list[str] | None = [] if options.stop or block is not None else None  # what streams show
         self._began = time.perf_counter()
 
-    def take(self, row: Any, asked: Wanted = LOGITS) -> FinishReason | None:
+    def take(self, row: Any, asked: Want = LOGITS) -> FinishReason | None:
         """Choose the next token by its logits [V], or what else was asked for; what ends the answer, where anything
         does."""
         timings = self._timings
@@ -105,7 +106,7 @@ class Batch:
         # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
         self._multiple = 2 if engine.pads else 1
         self._slots = self._fitting()
-        self._steps: dict[tuple[int, Wanted], BatchStep] = {}  # by the number of rows and what is asked for
+        self._steps: dict[tuple[int, Want], BatchStep] = {}  # by the number of rows and what is asked for
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
@@ -176,7 +177,7 @@ class Batch:
         """Whether an answer may run through other layers than those next to it, or all tokens run through the same."""
         return self._routes is None or self._routes.free
 
-    def _asked(self, growing: Sequence[Growing]) -> Wanted:
+    def _asked(self, growing: Sequence[Growing]) -> Want:
         """What a step is asked for: of logits in another memory no more than samplers need."""
         engine, samplers = self._engine, [each.sampler for each in growing]
         if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
@@ -185,7 +186,7 @@ class Batch:
             return CANDIDATES
         return LOGITS
 
-    def _step(self, growing: Sequence[Growing], asked: Wanted) -> Any:
+    def _step(self, growing: Sequence[Growing], asked: Want) -> Any:
         size, engine = self._rows(len(growing)), self._engine
         step = self._steps.get((size, asked))
         if step is None:
@@ -206,7 +207,7 @@ class Batch:
         return [] if routes is None or not routes.policy.limited else [routes.next_limits(cache)]
 
     def _taken(
-        self, growing: Sequence[Growing], rows: Any, asked: Wanted = LOGITS
+        self, growing: Sequence[Growing], rows: Any, asked: Want = LOGITS
     ) -> list[tuple[Growing, FinishReason]]:
         """The answers that end with the token that each takes from its row, of logits [S, V] or what else was asked
         for, and why."""

@@ -17,7 +17,6 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
 from edge.runtime.skip import OFF, make_policy, of_halves
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.units import in_units
 
 ROUNDS = 5  # of timed decoding, each engine's in turns, so that a drift of the machine's speed meets both
@@ -100,7 +99,7 @@ def measure(
     for i, (skip, policy) in enumerate(zip(skips, policies, strict=True)):
         if policy is None:
             raise InputError(f"{OFF} is what policies are measured beside; name a policy.")
-        engine = SegmentedEngine(bundles[i], Variant(context=window, policy=policy), provider)
+        engine = Engine(bundles[i], Variant(context=window, policy=policy), provider)
 
         def advance(done: int, total: int, i: int = i) -> None:
             if progress is not None:

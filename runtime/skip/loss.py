@@ -31,7 +31,7 @@ from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.typed_json import typed
 
 if TYPE_CHECKING:

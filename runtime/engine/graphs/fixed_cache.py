@@ -14,7 +14,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Buffer, Provider
 
 
-class StaticCache(KVCache):
+class FixedCache(KVCache):
     """See `KVCache`. Keys are [1, heads, head_dim, rows] and values [1, heads, rows, head_dim]; the graphs read all
     rows in place, and the host writes new ones.
 

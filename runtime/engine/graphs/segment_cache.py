@@ -12,8 +12,8 @@ from edge.manifest import KVLayout
 from edge.runtime.engine.binding import StepBuffers
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.route import Route
 from edge.runtime.providers.base import Provider
-from edge.runtime.skip.base import Route
 
 
 @dataclass(frozen=True)
