@@ -32,9 +32,9 @@ from report import table
 import edge
 from edge.bundle import open_bundle
 from edge.errors import EdgeError
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.cache import KVCache, Snapshot
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.graphs.segment_cache import Aside, SegmentedCache
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip.base import skippable
@@ -65,7 +65,7 @@ class Asked:
         assert engine.routes is not None, "an engine whose steps run whole"
         self.engine, self.routes = engine, engine.routes
         self.units = skippable(engine.bundle.manifest.segments)
-        self.answers = list[tuple[int, list[int], SegmentedCache, Aside]]()  # where each begins, and its rows
+        self.answers = list[tuple[int, list[int], SegmentedCache, Snapshot]]()  # where each begins, and its rows
         self._known = dict[Left, list[Said]]()
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class Asked:
         assert isinstance(cache, SegmentedCache)
         self.engine.step(cache, np.array(prompt, np.int64))
         self.engine.step(cache, np.array(answer[:-1], np.int64))
-        self.answers.append((len(prompt), list(answer), cache, cache.put_aside(len(prompt))))
+        self.answers.append((len(prompt), list(answer), cache, cache.snapshot(len(prompt))))
 
     def said(self, left: Left, limit: int | None = None) -> list[Said]:
         """Of all answers, or of the first tokens of each."""
@@ -84,19 +84,19 @@ class Asked:
         route = self.routes.leaving_out([i for at in left for i in self.units[at]])
         for start, answer, cache, rows in self.answers:
             pairs = list(itertools.pairwise(answer))[:limit]
-            cache.put_back(start, rows)
+            cache.restore(rows)
             cache.truncate(start + len(pairs))
             said = Said([], [])
             for token, following in reversed(pairs):  # so that all rows before a token are still there
                 at = cache.length - 1
-                row = cache.put_aside(at)
+                row = cache.snapshot(at)
                 cache.truncate(at)
                 with self.routes.through(cache, route):
                     logits = engine.step(cache, np.array([token], np.int64))[-1]
                 best = int(logits.argmax())
                 said.right.insert(0, best == following)
                 said.sure.insert(0, 1 / float(np.exp(logits - logits[best]).sum()))
-                cache.put_back(at, row)
+                cache.restore(row)
                 cache.truncate(at)
             found.append(said)
         if limit is None:

@@ -206,9 +206,7 @@ class Batch:
         routes = self._routes
         return [] if routes is None or not routes.policy.limited else [routes.next_limits(cache)]
 
-    def _taken(
-        self, growing: Sequence[Growing], rows: Any, asked: Want = LOGITS
-    ) -> list[tuple[Growing, FinishReason]]:
+    def _taken(self, growing: Sequence[Growing], rows: Any, asked: Want = LOGITS) -> list[tuple[Growing, FinishReason]]:
         """The answers that end with the token that each takes from its row, of logits [S, V] or what else was asked
         for, and why."""
         found = [(each, each.take(row, asked)) for each, row in zip(growing, rows, strict=True)]

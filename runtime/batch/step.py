@@ -13,7 +13,6 @@ from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.candidates import candidates_of
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.failures import FAILURES, failed
-from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.route import NO_LIMIT, Route
 from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.kernels.units import LIMITS, ROUTE, of_all
@@ -113,7 +112,7 @@ class BatchStep:
         self._held[:, count:] = 1
         self._runs[:] = False
         for i, (cache, route) in enumerate(zip(caches, routes, strict=True)):
-            self._held[:, i] = _append(cache, self._positions[i], route)
+            self._held[:, i] = cache.grow(self._positions[i], route)
             self._runs[list(route), i if self.by_row else 0] = True
         if limits:
             self._limits[:] = NO_LIMIT
@@ -131,15 +130,3 @@ class BatchStep:
         if self._want == CANDIDATES:
             return candidates_of(self._engine.provider, self._result)[:count]
         return self._made[:count, 0]
-
-
-def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:
-    """Append one token to a cache; how many rows each unit has then."""
-    if isinstance(cache, SegmentedCache):
-        cache.sync()
-        cache.append(position, route, alike=False)
-        held: NDArray[np.int32] = cache.held
-        return held
-    cache.positions[cache.length] = position[0]
-    cache.length += 1
-    return cache.length

@@ -47,7 +47,7 @@ class Branches:
             rows = np.flatnonzero(attended.max(axis=0) == 0)
             self._live = len(rows)
             if cache.room < size or cache.length - self._live > SPARE_ROWS:
-                cache.compact(rows)
+                cache.copy_rows(rows)
                 attended = attended[:, rows]
             if cache.room < size:
                 return None

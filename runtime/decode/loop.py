@@ -102,6 +102,8 @@ def prefill(
     for start in range(0, total, chunk):
         if interrupted():
             return None
+        if start + chunk >= total:  # what follows may become another text
+            cache.mark(lasting=True)
         logits = step(cache, prompt[start : start + chunk])
     return logits
 
@@ -158,12 +160,15 @@ def decode(
                 yield token
                 continue
             tokens = np.array([t[0], *x.tokens], np.int64)
+            cache.mark()
             p = step(cache, tokens, all_rows(tokens.shape[0]), tree=tree_step(x, start))  # p_1 to p_gamma+1, in one run
             if interrupted():
                 cache.truncate(start + 1)
                 return
             sampled, path = accept(p, x, choose)
             keep(cache, start, x, path)
+            if cache.length <= start + len(path):  # states went back further: what was accepted runs again
+                engine.step(cache, tokens[cache.length - start : 1 + len(path)])
             drafts.accept(tokens, p, sampled)
             t[0] = sampled[-1]
             for n, token in enumerate(sampled, 1):

@@ -118,6 +118,7 @@ class SelfDraft(Drafter):
         if self._choice.tries and len(context) - max(self._tried_at + APART, self._answer + WINDOW) > 0:
             self._try(cache, context, budget)
         units, length = self._choice.left_out(count), cache.length
+        cache.mark()
         share = self._share(units)
         route = self._routes.leaving_out([i for unit in units for i in unit])
         try:
@@ -143,7 +144,7 @@ class SelfDraft(Drafter):
             return
         self._tried_at = len(context)
         route = self._routes.leaving_out([i for unit in units for i in unit])
-        kept, right = cache.put_aside(start), 0
+        kept, right = cache.snapshot(start), 0
         cache.truncate(start)
         try:
             text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
@@ -152,5 +153,5 @@ class SelfDraft(Drafter):
                 for row, token in zip(step(cache, text, rows), context[start + 1 :], strict=False):
                     right += choose(row) == token
         finally:
-            cache.put_back(start, kept)
+            cache.restore(kept)
         self._choice.tried(units, right / WINDOW)

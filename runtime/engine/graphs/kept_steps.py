@@ -46,9 +46,7 @@ class KeptSteps(Generic[S, B]):
             self._steps.setdefault(cache.seat, {})[step.size, rows, want] = step
         return step
 
-    def binding(
-        self, cache: KVCache, size: int, outputs: dict[str, Buffer], bind: Callable[[KVCache, int], B]
-    ) -> B:
+    def binding(self, cache: KVCache, size: int, outputs: dict[str, Buffer], bind: Callable[[KVCache, int], B]) -> B:
         """What a step of this size shares with all kept ones that write the same outputs; larger ones, a prompt's
         chunks, have one of their own, which goes when they ran. bind: makes it for a cache and a maximum size."""
         if size > KEPT_STEP:

@@ -150,7 +150,7 @@ def test_branches_of_an_encoder_decoder_do_not_see_each_other(pair: Bundle) -> N
     tokens = np.array([TOKENS[30], TOKENS[20], TOKENS[31], TOKENS[21]])
     made = engine.step(forked, tokens, np.array([1, 3]), tree=tree)
     np.testing.assert_allclose(made, wanted, atol=0.03)
-    forked.compact(np.array([*range(20), 21, 23]))
+    forked.copy_rows(np.array([*range(20), 21, 23]))
     after = [engine.step(cache, TOKENS[22:23], tree=whole(cache.length)).copy() for cache in (straight, forked)]
     np.testing.assert_allclose(after[1], after[0], atol=0.03)
 

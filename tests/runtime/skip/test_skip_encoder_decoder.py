@@ -132,7 +132,7 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
     for i, token in enumerate((20, 30)):
         alone = engine.step(prompt(), np.array([token, token]), np.arange(1))
         np.testing.assert_allclose(tree[i], alone[0], atol=1e-4)
-    cache.compact([0, 1, 2, 3, 5])  # the second branch goes on
+    cache.copy_rows([0, 1, 2, 3, 5])  # the second branch goes on
     assert cache.held.tolist() == [5, 3, 5, 5]
     after = engine.step(cache, np.array([8, 8]), np.arange(1))
     straight = prompt()

@@ -232,7 +232,7 @@ def test_compacting_moves_each_layers_own_rows() -> None:
         for layer in layers:
             for buffer in cache.buffers[layer]:
                 buffer[0, 0, : cache.held[unit], 0] = np.flatnonzero(cache.ran[unit, :6])
-    cache.compact([0, 2, 3, 5])
+    cache.copy_rows([0, 2, 3, 5])
     assert (cache.length, cache.held.tolist(), cache.last.tolist()) == (4, [3, 4], [2, 3])
     for layer, tokens in ((0, [0, 2, 5]), (1, [0, 2, 3, 5]), (2, [0, 2, 3, 5])):
         assert cache.buffers[layer][0][0, 0, : len(tokens), 0].tolist() == tokens
@@ -268,16 +268,16 @@ def test_tokens_that_ran_through_everything_are_counted_by_unit_once_some_did_no
                 continue  # several in turn
         elif kind < 0.3 and noted:
             kept = sorted(rng.sample(range(len(noted)), rng.randrange(len(noted) + 1)))
-            cache.compact(kept)
+            cache.copy_rows(kept)
             noted = [noted[i] for i in kept]
         elif kind < 0.4 and noted and all(len(route) == units for _, route in noted):
             start = rng.randrange(len(noted))
-            aside = cache.put_aside(start)
+            aside = cache.snapshot(start)
             cache.truncate(start)
             cache.sync()
             trial = np.array([at for at, _ in noted[start:]])
             cache.append(trial, (0, 3), alike=False)
-            cache.put_back(start, aside)
+            cache.restore(aside)
         else:
             size = min(rng.choice([1, 1, 1, 4]), cache.room)
             route = tuple(range(units)) if rng.random() < 0.7 else (0, *(u for u in (1, 2) if rng.random() < 0.5), 3)
