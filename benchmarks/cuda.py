@@ -36,9 +36,9 @@ from edge.export.targets.cuda import TYPES, CUDAModel, written
 from edge.export.targets.cuda.weights import BLOCK
 from edge.manifest import FORMAT_VERSION, Dims, KVLayout, Manifest, Source, TensorGroup, Tokens
 from edge.runtime.batch.step import BatchStep, Slots
-from edge.runtime.device.device_engine import DeviceEngine
-from edge.runtime.engine.engine import TOKENS
+from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import TOKENS
 from edge.runtime.providers import find_support, open_provider
 from edge.runtime.providers.base import Provider
 from edge.targets import CUDA, TARGET_VERSION, DeviceTarget
@@ -179,7 +179,7 @@ class Edge:
 
     def __init__(self, kind: str, bundle: Bundle, provider: Provider, unread: int = 0) -> None:
         self.name = f"edge, {kind}"
-        self.engine = DeviceEngine(bundle, Variant(target=CUDA), provider)
+        self.engine = Engine(bundle, Variant(target=CUDA), provider)
         self.bytes = bundle.path(self.engine.target.decoder).with_name(WEIGHTS).stat().st_size - unread
         self._tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, CONTEXT)
         self._steps: dict[int, tuple[BatchStep, Slots]] = {}
@@ -188,7 +188,7 @@ class Edge:
         cache = self.engine.new_cache(prompt + DECODED)
         started = time.perf_counter()
         for start in range(0, prompt, self.engine.chunk):
-            self.engine.choose(cache, self._tokens[start : min(start + self.engine.chunk, prompt)])
+            self.engine.step(cache, self._tokens[start : min(start + self.engine.chunk, prompt)], want=TOKENS)
         return time.perf_counter() - started
 
     def decode(self, batch: int) -> float:
@@ -196,12 +196,12 @@ class Edge:
 
     def _one(self) -> float:
         cache = self.engine.new_cache(PROMPTS[0] + WARM + DECODED)
-        self.engine.choose(cache, self._tokens[: PROMPTS[0]])
+        self.engine.step(cache, self._tokens[: PROMPTS[0]], want=TOKENS)
         token = self._tokens[:1]
         for i in range(WARM + DECODED):
             if i == WARM:
                 started = time.perf_counter()
-            token = self.engine.choose(cache, token).copy()
+            token = self.engine.step(cache, token, want=TOKENS).copy()
         return (time.perf_counter() - started) / DECODED
 
     def _several(self, batch: int) -> float:
@@ -213,7 +213,7 @@ class Edge:
         caches = [engine.new_cache(capacity) for _ in range(batch)]
         for slot, cache in enumerate(caches):
             slots.give(cache, slot)
-            engine.choose(cache, self._tokens[: PROMPTS[0]])
+            engine.step(cache, self._tokens[: PROMPTS[0]], want=TOKENS)
         tokens = [int(self._tokens[0])] * batch
         for i in range(WARM + DECODED):
             if i == WARM:

@@ -32,12 +32,12 @@ from report import table
 import edge
 from edge.bundle import open_bundle
 from edge.errors import EdgeError
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.cache import KVCache, Snapshot
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip.base import skippable
-from edge.runtime.skip.cache import Aside, SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.unified import spread
 from edge.runtime.text.tokenizer import Text
 
@@ -61,40 +61,42 @@ class Said:
 class Asked:
     """Answers of a model, at whose tokens it is asked without some layers."""
 
-    def __init__(self, engine: SegmentedEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine) -> None:
+        assert engine.routes is not None, "an engine whose steps run whole"
+        self.engine, self.routes = engine, engine.routes
         self.units = skippable(engine.bundle.manifest.segments)
-        self.answers = list[tuple[int, list[int], SegmentedCache, Aside]]()  # where each begins, and its rows
+        self.answers = list[tuple[int, list[int], SegmentedCache, Snapshot]]()  # where each begins, and its rows
         self._known = dict[Left, list[Said]]()
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """An answer of all layers."""
         cache = self.engine.new_cache(len(prompt) + len(answer))
+        assert isinstance(cache, SegmentedCache)
         self.engine.step(cache, np.array(prompt, np.int64))
         self.engine.step(cache, np.array(answer[:-1], np.int64))
-        self.answers.append((len(prompt), list(answer), cache, cache.put_aside(len(prompt))))
+        self.answers.append((len(prompt), list(answer), cache, cache.snapshot(len(prompt))))
 
     def said(self, left: Left, limit: int | None = None) -> list[Said]:
         """Of all answers, or of the first tokens of each."""
         if left in self._known:
             return self._known[left]
         engine, found = self.engine, list[Said]()
-        route = engine.leaving_out([i for at in left for i in self.units[at]])
+        route = self.routes.leaving_out([i for at in left for i in self.units[at]])
         for start, answer, cache, rows in self.answers:
             pairs = list(itertools.pairwise(answer))[:limit]
-            cache.put_back(start, rows)
+            cache.restore(rows)
             cache.truncate(start + len(pairs))
             said = Said([], [])
             for token, following in reversed(pairs):  # so that all rows before a token are still there
                 at = cache.length - 1
-                row = cache.put_aside(at)
+                row = cache.snapshot(at)
                 cache.truncate(at)
-                with engine.through(cache, route):
+                with self.routes.through(cache, route):
                     logits = engine.step(cache, np.array([token], np.int64))[-1]
                 best = int(logits.argmax())
                 said.right.insert(0, best == following)
                 said.sure.insert(0, 1 / float(np.exp(logits - logits[best]).sum()))
-                cache.put_back(at, row)
+                cache.restore(row)
                 cache.truncate(at)
             found.append(said)
         if limit is None:
@@ -108,13 +110,13 @@ class Asked:
     def ms(self, sets: Sequence[Left], prompt: int = 256) -> tuple[dict[int, float], list[float]]:
         """Milliseconds of whole steps by size, and of steps of one token without each set, in turns."""
         engine = self.engine
-        routes = [engine.leaving_out([i for at in each for i in self.units[at]]) for each in sets]
+        routes = [self.routes.leaving_out([i for at in each for i in self.units[at]]) for each in sets]
         cache = engine.new_cache()
         engine.step(cache, np.arange(100, 100 + prompt))
         spent: dict[int, list[float]] = {i: [] for i in range(len(SIZES) + len(sets))}
         for turn in range(TURNS + 1):
             for i in range(len(spent)):
-                size, route = (SIZES[i], engine.everything) if i < len(SIZES) else (1, routes[i - len(SIZES)])
+                size, route = (SIZES[i], self.routes.everything) if i < len(SIZES) else (1, routes[i - len(SIZES)])
                 took = self._step(cache, size, route)
                 if turn:
                     spent[i].append(took)
@@ -123,7 +125,7 @@ class Asked:
 
     def _step(self, cache: KVCache, size: int, route: tuple[int, ...]) -> float:
         tokens = np.arange(200, 200 + size)
-        with self.engine.through(cache, route):
+        with self.routes.through(cache, route):
             for _ in range(2):  # the first one brings what it needs into the caches
                 began = time.perf_counter()
                 self.engine.step(cache, tokens, np.arange(size))
@@ -203,7 +205,6 @@ def main() -> int:
     bundle = open_bundle(given.bundle)
     context = min(CONTEXT, bundle.manifest.context)
     engine = open_engine(bundle, speculate="self", context=context, threads=given.threads, kv="auto")
-    assert isinstance(engine, SegmentedEngine)
     asked, model = Asked(engine), Model(engine.bundle, engine, Text(bundle), speculate="off")
     for _, question in chosen(read(given.questions), 0, given.count):
         prompt = model.prompt_ids(question["turns"][0])

@@ -25,11 +25,11 @@ from edge.cli.eval_skip import draw
 from edge.errors import EdgeError
 from edge.runtime.check.perplexity import windows
 from edge.runtime.check.skip_policies import SkipFigures, decode_speeds, measure
+from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import open_engine
 from edge.runtime.skip import make_policy
 from edge.runtime.skip.base import AllLayers, middle
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.first import read_routers
 from edge.runtime.skip.units import in_units
 from edge.runtime.text.tokenizer import Text
@@ -47,8 +47,8 @@ def segments(bundle: Bundle, context: int, rounds: int) -> dict[str, float]:
     """Decode speed of all segments with nothing left out, relative to the whole graph's."""
     bundle = in_units(bundle)
     middle(bundle, parts=("layers", "attention"), what="this benchmark")  # or a sentence where there are none
-    every = SegmentedEngine(bundle, Variant(policy=AllLayers(bundle), context=context))
-    fast = [SegmentedEngine(bundle, Variant(policy=make_policy(skip, bundle), context=context)) for skip in FASTER]
+    every = Engine(bundle, Variant(policy=AllLayers(bundle), context=context))
+    fast = [Engine(bundle, Variant(policy=make_policy(skip, bundle), context=context)) for skip in FASTER]
     prompt = np.arange(100, 100 + context // 2)
     whole, *speeds = decode_speeds([open_engine(bundle, context=context), every, *fast], prompt, context, rounds=rounds)
     parts, ratios = len(bundle.manifest.segments), [speed / whole for speed in speeds]

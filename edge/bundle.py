@@ -51,6 +51,11 @@ class Bundle:
     manifest: Manifest
     routed: ClassVar[bool] = False  # whether our kernels leave out layers of its decoder: see `edge.runtime.skip.units`
 
+    @property
+    def guarded(self) -> bool:
+        """Whether its graph `skip` is in the same units as what our kernels run."""
+        return False
+
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The bytes of each file that the manifest lists, by its name."""

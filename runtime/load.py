@@ -190,17 +190,6 @@ def make_engine(
     """
     check_stated(bundle)
     opened = open_for(bundle, provider, threads, strict)
-    if variant.target == CUDA:
-        from edge.runtime.device.device_engine import DeviceEngine
-
-        return DeviceEngine(bundle, variant, opened)
-    if variant.target is not None:
+    if variant.target not in (None, CUDA):
         check_listed(bundle, variant.target)
-        from edge.runtime.static.engine import StaticEngine
-
-        return StaticEngine(bundle, variant, opened)
-    if variant.policy is None:
-        return Engine(bundle, variant, opened)
-    from edge.runtime.skip.engine import SegmentedEngine
-
-    return SegmentedEngine(bundle, variant, opened)
+    return Engine(bundle, variant, opened)

@@ -52,10 +52,8 @@ class Loaded:
     def close(self) -> None:
         """Release the weights and whatever else the model holds, its chats' caches too once nobody has them. It answers
         no more: answers under way, in other threads too, end at their next step with an InputError."""
-        from edge.runtime.engine.engine import Engine
-
         engine, self._engine = self._engine, None
-        if isinstance(engine, Engine):
+        if engine is not None and not isinstance(engine, Background):
             engine.close()
         self.__dict__.pop("speculation", None)
         gc.collect()

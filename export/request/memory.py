@@ -273,8 +273,7 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     """What runs in onnxruntime."""
     from edge.export.check.of_decoder import WINDOW
     from edge.runtime.check.perplexity import CHUNK
-    from edge.runtime.engine.engine import Engine
-    from edge.runtime.limits import PREFILL_CHUNK
+    from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
 
     packed = _packed(checkpoint, request.weights, request.options)
     if request.prefill:
@@ -287,9 +286,8 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     if request.drafts:
         from edge.export.drafts.successors import ANSWER, QUESTION
 
-        width = Engine.side_by_side
-        tokens = width * (2 * QUESTION + ANSWER)
-        written = packed + tokens * row + step + 4 * width * sizes.vocab * FLOAT
+        tokens = SIDE_BY_SIDE * (2 * QUESTION + ANSWER)
+        written = packed + tokens * row + step + 4 * SIDE_BY_SIDE * sizes.vocab * FLOAT
         yield Stage(DRAFTS, written, optional=not request.required)
 
 

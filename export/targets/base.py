@@ -21,12 +21,10 @@ from edge.export.targets import KINDS
 from edge.golden import Golden
 from edge.runtime.check.golden import record_form
 from edge.runtime.check.perplexity import Agreement
-from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import open_provider
-from edge.runtime.static.engine import StaticEngine
 from edge.targets import TARGETS, DeviceTarget, Target, path_of
 
 if TYPE_CHECKING:
@@ -122,8 +120,8 @@ def check_target(
     if longest <= engine.context:
         form = record_form(engine, golden, name)
         golden = dataclasses.replace(golden, forms=[*golden.forms, form])
-    assert isinstance(engine, StaticEngine | DeviceEngine)
     target = engine.target
+    assert target is not None, "an engine over the target's graphs"
     del engine
     kind(name).finish_target(target, writer, quality)
     return golden

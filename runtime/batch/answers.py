@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
-from edge.runtime.decode.answer import FinishReason, Result, Timings, chooser, ends_of, rest, result
+from edge.runtime.decode.answer import FinishReason, Result, Timings, chooser, ends_of, result
+from edge.runtime.decode.answer_text import AnswerText, Said
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
-from edge.runtime.decode.thoughts import Thoughts
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
-from edge.runtime.skip.base import Route
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.route import Route
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.text.thinking import Block
-from edge.runtime.text.tokenizer import StopStrings, Text
+from edge.runtime.text.tokenizer import Text
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +50,14 @@ class Growing:
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt), simulated=engine.provider.simulated)
-        self._ends = ends_of(options, cache.capacity - len(prompt) + 1, block)
-        self.sampler = chooser(options, prompt, self._ends, block, text)
-        self._thoughts = None if block is None else Thoughts(block, text)
-        self._thought: list[str] | None = None
-        self._stops = StopStrings(options.stop)
-        self._detokenizer = text.detokenizer()
+        ends = ends_of(options, cache.capacity - len(prompt) + 1, block)
+        self.sampler = chooser(options, prompt, ends, block, text)
+        self._said = AnswerText(text, ends, block)
+        self._thoughts = list[str]()
         self._shown: list[str] | None = [] if options.stop or block is not None else None  # what streams show
         self._began = time.perf_counter()
 
-    def take(self, row: Any, asked: Wanted = LOGITS) -> FinishReason | None:
+    def take(self, row: Any, asked: Want = LOGITS) -> FinishReason | None:
         """Choose the next token by its logits [V], or what else was asked for; what ends the answer, where anything
         does."""
         timings = self._timings
@@ -80,36 +77,22 @@ class Growing:
             timings.prefill_s, timings.ttft_ms = now - self._began, (now - self._began) * 1e3
             self._began = now
         timings.generated_tokens, timings.decode_s = len(self.tokens), now - self._began
-        found = False
-        if self._shown is not None:
-            said = self._detokenizer.push(token)
-            if self._thoughts is not None:
-                thought, said = self._thoughts.push(token, said)
-                self._think(thought)
-            shown, found = self._stops.push(said)
-            self._shown.append(shown)
-        if found or token in self._text.eos:
-            return "stop" if found else self._flushed("stop")
-        finish = self._ends.reached(len(self.tokens), 0 if self._thoughts is None else self._thoughts.tokens)
-        return finish and self._flushed(finish)
+        if self._shown is None:  # the text is decoded once, in the end
+            return self._said.end(token)
+        return self._show(self._said.push(token))
 
-    def _think(self, thought: str | None) -> None:
-        if thought is not None:
-            self._thought = [*(self._thought or ()), thought]
-
-    def _flushed(self, finish: FinishReason) -> FinishReason:
-        """The reason, after the text that was kept back for a stop string was shown."""
-        if self._shown is not None:
-            thought, shown = rest(self._detokenizer, self._stops, self._thoughts)
-            self._think(thought)
-            self._shown.append(shown)
-        return finish
+    def _show(self, said: Said) -> FinishReason | None:
+        assert self._shown is not None
+        self._shown.append(said.text)
+        if said.thoughts is not None:
+            self._thoughts.append(said.thoughts)
+        return said.finish
 
     def whole(self, finish: FinishReason) -> Result:
-        if finish == "interrupted":
-            self._flushed(finish)
+        if finish == "interrupted" and self._shown is not None:
+            self._show(self._said.flush())
         text = self._text.decode(self.tokens) if self._shown is None else "".join(self._shown)
-        thoughts = None if self._thought is None else "".join(self._thought)
+        thoughts = "".join(self._thoughts) if self._thoughts else None
         return result(text, self.tokens, finish, self._timings, thoughts)
 
 
@@ -119,11 +102,12 @@ class Batch:
 
     def __init__(self, engine: Engine, text: Text, *, capacity: int, width: int, chunk: int) -> None:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
+        self._routes = engine.routes
         self._capacity = capacity
         # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
         self._multiple = 2 if engine.pads else 1
         self._slots = self._fitting()
-        self._steps: dict[tuple[int, Wanted], BatchStep] = {}  # by the number of rows and what is asked for
+        self._steps: dict[tuple[int, Want], BatchStep] = {}  # by the number of rows and what is asked for
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
@@ -184,19 +168,17 @@ class Batch:
 
     def _alike(self, growing: Sequence[Growing], cache: KVCache) -> bool:
         """Whether an answer in this cache runs through the same layers as those that grow, token by token."""
-        if not growing or self._free or not isinstance(self._engine, SegmentedEngine):
+        routes = self._routes
+        if routes is None or routes.free or not growing:
             return True
-        policy, first = self._engine.policy, growing[0].cache
-        assert isinstance(first, SegmentedCache) and isinstance(cache, SegmentedCache)
-        return policy.pace(first) == policy.pace(cache)
+        return routes.pace(growing[0].cache) == routes.pace(cache)
 
     @property
     def _free(self) -> bool:
         """Whether an answer may run through other layers than those next to it, or all tokens run through the same."""
-        engine = self._engine
-        return not isinstance(engine, SegmentedEngine) or engine.routes_rows or engine.policy.uniform
+        return self._routes is None or self._routes.free
 
-    def _asked(self, growing: Sequence[Growing]) -> Wanted:
+    def _asked(self, growing: Sequence[Growing]) -> Want:
         """What a step is asked for: of logits in another memory no more than samplers need."""
         engine, samplers = self._engine, [each.sampler for each in growing]
         if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
@@ -205,11 +187,11 @@ class Batch:
             return CANDIDATES
         return LOGITS
 
-    def _step(self, growing: Sequence[Growing], asked: Wanted) -> Any:
+    def _step(self, growing: Sequence[Growing], asked: Want) -> Any:
         size, engine = self._rows(len(growing)), self._engine
         step = self._steps.get((size, asked))
         if step is None:
-            units = len(engine.everything) if isinstance(engine, SegmentedEngine) else 1
+            units = 1 if self._routes is None else len(self._routes.everything)
             step = BatchStep(engine, self._slots, size, units, asked)
             self._steps[size, asked] = step
         caches = [each.cache for each in growing]
@@ -218,21 +200,14 @@ class Batch:
 
     def _route(self, cache: KVCache) -> Route:
         """The units that the next token in a cache runs through."""
-        if not isinstance(self._engine, SegmentedEngine):
-            return WHOLE
-        assert isinstance(cache, SegmentedCache)
-        return self._engine.policy.route(cache, 1)
+        return WHOLE if self._routes is None else self._routes.next_units(cache)
 
     def _limits(self, cache: KVCache) -> list[NDArray[np.float32] | None]:
         """By what the next token in a cache leaves out units itself, where it may."""
-        if not isinstance(self._engine, SegmentedEngine) or not self._engine.policy.limited:
-            return []
-        assert isinstance(cache, SegmentedCache)
-        return [self._engine.policy.limits(cache)]
+        routes = self._routes
+        return [] if routes is None or not routes.policy.limited else [routes.next_limits(cache)]
 
-    def _taken(
-        self, growing: Sequence[Growing], rows: Any, asked: Wanted = LOGITS
-    ) -> list[tuple[Growing, FinishReason]]:
+    def _taken(self, growing: Sequence[Growing], rows: Any, asked: Want = LOGITS) -> list[tuple[Growing, FinishReason]]:
         """The answers that end with the token that each takes from its row, of logits [S, V] or what else was asked
         for, and why."""
         found = [(each, each.take(row, asked)) for each, row in zip(growing, rows, strict=True)]

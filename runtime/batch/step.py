@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache, Seat
-from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
+from edge.runtime.engine.candidates import candidates_of
+from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.failures import FAILURES, failed
+from edge.runtime.engine.route import NO_LIMIT, Route
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.kernels.units import LIMITS, ROUTE, of_all
 from edge.runtime.providers.base import Buffer
-from edge.runtime.skip.base import NO_LIMIT, Route
-from edge.runtime.skip.cache import SegmentedCache
 
 
 class Slots:
@@ -54,24 +55,24 @@ class BatchStep:
     """A step of up to `size` sequences, in the first slots. units: of the engine's graph, 1 for the whole decoder.
     by_row: whether each sequence may run through other units."""
 
-    def __init__(self, engine: Engine, slots: Slots, size: int, units: int, asked: Wanted = LOGITS) -> None:
+    def __init__(self, engine: Engine, slots: Slots, size: int, units: int, want: Want = LOGITS) -> None:
         provider, vocab = engine.provider, engine.bundle.manifest.dims.vocab_size
         tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
         last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
         self.by_row = ROUTE in engine.session.inputs
         runs = provider.allocate((units, size if self.by_row else 1), np.bool_)
         limits = provider.allocate(runs.shape, np.float32)
-        shape, dtype = ((size, 1), np.int64) if asked == TOKENS else ((size, 1, vocab), np.float32)
-        self._asked, self._result, self._engine = asked, provider.allocate(shape, dtype), engine
+        shape, dtype = ((size, 1), np.int64) if want == TOKENS else ((size, 1, vocab), np.float32)
+        self._want, self._result, self._engine = want, provider.allocate(shape, dtype), engine
         self._tokens, self._positions = tokens.array, positions.array
         self._held = np.zeros((units, size), np.int32)  # rows of each sequence in a unit, after the step
         self._last, self._total, self._runs = last.array, total.array, runs.array
         self._limits = limits.array
         self._limits[:] = NO_LIMIT
-        if asked != CANDIDATES:
+        if want != CANDIDATES:
             self._made = self._result.array
         given = {"input_ids": tokens, "position_ids": positions}
-        given["tokens" if asked == TOKENS else "logits"] = self._result
+        given["tokens" if want == TOKENS else "logits"] = self._result
         given["logit_rows"] = provider.allocate((1,), np.int64)
         given |= {ROUTE: runs, LIMITS: limits, of_all("seqlens_k"): last, of_all("total_sequence_length"): total}
         for u in range(units):
@@ -111,7 +112,7 @@ class BatchStep:
         self._held[:, count:] = 1
         self._runs[:] = False
         for i, (cache, route) in enumerate(zip(caches, routes, strict=True)):
-            self._held[:, i] = _append(cache, self._positions[i], route)
+            self._held[:, i] = cache.grow(self._positions[i], route)
             self._runs[list(route), i if self.by_row else 0] = True
         if limits:
             self._limits[:] = NO_LIMIT
@@ -126,18 +127,6 @@ class BatchStep:
             self._bound.run()
         except FAILURES as e:
             raise failed(self._engine.bundle, e) from e
-        if self._asked == CANDIDATES:
-            return self._engine.candidates_of(self._result)[:count]
+        if self._want == CANDIDATES:
+            return candidates_of(self._engine.provider, self._result)[:count]
         return self._made[:count, 0]
-
-
-def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:
-    """Append one token to a cache; how many rows each unit has then."""
-    if isinstance(cache, SegmentedCache):
-        cache.sync()
-        cache.append(position, route, alike=False)
-        held: NDArray[np.int32] = cache.held
-        return held
-    cache.positions[cache.length] = position[0]
-    cache.length += 1
-    return cache.length

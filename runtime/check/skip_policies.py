@@ -17,7 +17,6 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
 from edge.runtime.skip import OFF, make_policy, of_halves
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.units import in_units
 
 ROUNDS = 5  # of timed decoding, each engine's in turns, so that a drift of the machine's speed meets both
@@ -47,26 +46,27 @@ class SkipFigures:
 class PolicyLogits:
     """The logits of texts whose first `given` tokens are a prompt and whose others run as an answer's do."""
 
-    def __init__(self, engine: SegmentedEngine, window: int, given: int) -> None:
+    def __init__(self, engine: Engine, window: int, given: int) -> None:
+        assert engine.routes is not None, "an engine without a policy"
         self.vocab_size = engine.bundle.manifest.dims.vocab_size
         self.run = 0.0  # layers, over all tokens behind the prompts
         self.answered = 0  # these tokens
-        self._engine, self._given = engine, given
+        self._engine, self._routes, self._given = engine, engine.routes, given
         self._cache = engine.new_cache(window)
         self._logits = np.empty((CHUNK, self.vocab_size), np.float32)
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
-        cache, engine = self._cache, self._engine
+        cache, engine, routes = self._cache, self._engine, self._routes
         cache.reset()
         cache.prompt = min(self._given, len(tokens))
         for piece in pieces(tokens):
             at = 0
             while at < len(piece):
                 prompt = cache.prompt - cache.length
-                size = min(len(piece) - at, prompt if prompt > 0 else engine.policy.max_exact_step(cache))
+                size = min(len(piece) - at, prompt if prompt > 0 else engine.max_exact_step(cache))
                 self._logits[at : at + size] = engine.step(cache, piece[at : at + size], np.arange(size))
                 if prompt <= 0:
-                    self.run += engine.layers_run(cache)
+                    self.run += routes.layers_run(cache)
                     self.answered += size
                 at += size
             yield self._logits[: len(piece)]
@@ -99,7 +99,7 @@ def measure(
     for i, (skip, policy) in enumerate(zip(skips, policies, strict=True)):
         if policy is None:
             raise InputError(f"{OFF} is what policies are measured beside; name a policy.")
-        engine = SegmentedEngine(bundles[i], Variant(context=window, policy=policy), provider)
+        engine = Engine(bundles[i], Variant(context=window, policy=policy), provider)
 
         def advance(done: int, total: int, i: int = i) -> None:
             if progress is not None:

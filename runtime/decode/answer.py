@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from edge.errors import BundleError, InputError
+from edge.runtime.decode.answer_text import AnswerText
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import RANDOM, Sampler, SamplingOptions, make_sampler
-from edge.runtime.decode.thoughts import CLOSING, THINK_TOKENS, Closing, Thoughts
+from edge.runtime.decode.thoughts import CLOSING, THINK_TOKENS, Closing
 from edge.runtime.memory.process import MB, held
 from edge.runtime.text.thinking import Block
-from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
+from edge.runtime.text.tokenizer import Text
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
@@ -259,32 +260,19 @@ def pieces(
 ) -> Generator[Piece, None, None]:
     """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
     somebody interrupted it."""
-    detokenizer, stops = text.detokenizer(), StopStrings(ends.stop)
-    thoughts = None if block is None else Thoughts(block, text)
-    thought: str | None = None
-    finish: FinishReason | None
+    whole = AnswerText(text, ends, block)
     resumed = time.perf_counter_ns()
     for token in tokens:
         _clock(timings, started_ns, resumed)
-        said = detokenizer.push(token)
-        if thoughts is not None:
-            thought, said = thoughts.push(token, said)
-        shown, found = stops.push(said)
-        count = 0 if thoughts is None else thoughts.tokens
-        finish = "stop" if found or token in text.eos else ends.reached(timings.generated_tokens, count)
-        if finish is not None:
+        said = whole.push(token)
+        if said.finish is not None:
             held()  # the peak, while the KV cache is there
-            more, end = (None, "") if found else rest(detokenizer, stops, thoughts)
-            yield Piece(shown + end, token, finish, timings, _joined(thought, more))
+            yield Piece(said.text, token, said.finish, timings, said.thoughts)
             return
-        yield Piece(shown, token, None, timings, thought)
+        yield Piece(said.text, token, None, timings, said.thoughts)
         resumed = time.perf_counter_ns()
-    thought, end = rest(detokenizer, stops, thoughts)
-    yield Piece(end, None, "interrupted", timings, thought)
-
-
-def _joined(thought: str | None, more: str | None) -> str | None:
-    return thought if more is None else (thought or "") + more
+    said = whole.flush()
+    yield Piece(said.text, None, "interrupted", timings, said.thoughts)
 
 
 def _clock(timings: Timings, started_ns: int, resumed_ns: int) -> None:
@@ -296,17 +284,6 @@ def _clock(timings: Timings, started_ns: int, resumed_ns: int) -> None:
     else:
         timings.decode_s += (now - resumed_ns) / 1e9
     timings.generated_tokens += 1
-
-
-def rest(detokenizer: Detokenizer, stops: StopStrings, thoughts: Thoughts | None) -> tuple[str | None, str]:
-    """What was held back, now that nothing follows: of thoughts, and of the answer."""
-    thought, said = None, detokenizer.flush()
-    if thoughts is not None:
-        thought, said = thoughts.push(None, said)
-        more, held_back = thoughts.flush()
-        thought, said = _joined(thought, more), said + held_back
-    shown, found = stops.push(said)
-    return thought, shown if found else shown + stops.flush()
 
 
 def collect(pieces: Iterable[Piece]) -> Result:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -24,8 +23,9 @@ from edge.runtime.decode.branches import Branches, Made
 from edge.runtime.decode.rules.rule import Lowering, Processor, RuleSettings
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.engine.engine import Engine, Likeliest
+from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.failures import check_finite
+from edge.runtime.engine.want import LOGITS, Likeliest, Ranked
 from edge.runtime.largest import largest
 from edge.runtime.limits import PREFILL_CHUNK
 
@@ -125,10 +125,10 @@ def search(
     run: Callable[..., Made] = engine.step
     if engine.ranks and len(groups) == 1 and not processors:  # else others are needed than the likeliest
         vocab = engine.bundle.manifest.dims.vocab_size
-        likeliest = partial(engine.likeliest, count=min(groups[0].candidates, vocab))
+        likeliest = Likeliest(min(groups[0].candidates, vocab))
 
         def ranked(*given: Any, **more: Any) -> Made:  # out of a circle others than the likeliest lead
-            return engine.step(*given, **more) if groups[0].lowers else likeliest(*given, **more)
+            return engine.step(*given, want=LOGITS if groups[0].lowers else likeliest, **more)
 
         run = ranked
     for start in range(0, len(prompt), PREFILL_CHUNK):
@@ -140,7 +140,7 @@ def search(
         if options.interrupted():
             reason = "interrupted"
             break
-        if isinstance(made, Likeliest):
+        if isinstance(made, Ranked):
             check_finite(made.logarithms[:, 0])
             groups[0].extend(groups[0].among(made))
         else:
@@ -230,7 +230,7 @@ class _Group:
         scores += np.array(self.scores, np.float32)[:, None]
         return _best(scores, self.candidates)
 
-    def among(self, likeliest: Likeliest) -> list[Found]:
+    def among(self, likeliest: Ranked) -> list[Found]:
         """The same, by the likeliest tokens after each text."""
         logarithms, tokens = (each.tolist() for each in likeliest)
         found = [

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import Likeliest
 from edge.runtime.engine.tree import BLOCKED, Tree
+from edge.runtime.engine.want import Ranked
 
-Made = NDArray[np.float32] | Likeliest
+Made = NDArray[np.float32] | Ranked
 """What a step has of each branch: logits [S, V], or the likeliest tokens."""
 
 # Dead rows that are not worth moving the others for: attention over one of them costs 0.26 us a step, moving
@@ -47,7 +47,7 @@ class Branches:
             rows = np.flatnonzero(attended.max(axis=0) == 0)
             self._live = len(rows)
             if cache.room < size or cache.length - self._live > SPARE_ROWS:
-                cache.compact(rows)
+                cache.copy_rows(rows)
                 attended = attended[:, rows]
             if cache.room < size:
                 return None

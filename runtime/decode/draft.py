@@ -69,4 +69,4 @@ def keep(cache: KVCache, start: int, draft: Draft, path: list[int]) -> None:
     if draft.parents is None or path == list(range(len(path))):
         cache.truncate(start + 1 + len(path))
     else:
-        cache.compact(np.concatenate([np.arange(start + 1), start + 1 + np.array(path)]))
+        cache.copy_rows(np.concatenate([np.arange(start + 1), start + 1 + np.array(path)]))

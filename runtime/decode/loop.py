@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from edge.runtime.engine.binding import all_rows
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.failures import no_token
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS
 
 # Prompts of this many tokens and more run through the int8 prefill graph, where the bundle has one. The same on every
 # device and at every call: what was measured, or asked before, must not decide what an answer says.
 PREFILL_GRAPH_FROM = 256
 
 Step = Callable[..., Any]
-"""`Engine.step`, `Engine.choose` or `Engine.candidates`."""
+"""`Engine.step`, with what is wanted of it."""
 Choose = Callable[[Any], int | None]
 """Makes a token of a row that a step gives; None where the row says too little: it must be logits."""
 
@@ -57,11 +59,11 @@ def reader(engine: Engine, sampler: Sampler, *, logits: bool = False) -> tuple[S
     """
     if engine.chooses and not logits:
         if sampler is greedy:
-            return engine.choose, chosen
+            return partial(engine.step, want=TOKENS), chosen
         if isinstance(sampler, Uncircling):
             return _uncircling(engine, sampler)
     if engine.remote and isinstance(sampler, Categorical) and not logits:
-        return engine.candidates, sampler.among
+        return partial(engine.step, want=CANDIDATES), sampler.among
     return engine.step, sampler
 
 
@@ -69,7 +71,7 @@ def _uncircling(engine: Engine, sampler: Uncircling) -> tuple[Step, Choose]:
     """Logits leave the graph only where the text may be in a circle."""
 
     def step(*given: Any, **more: Any) -> Any:
-        return (engine.step if sampler.unsure else engine.choose)(*given, **more)
+        return engine.step(*given, want=LOGITS if sampler.unsure else TOKENS, **more)
 
     def choose(row: Any) -> int | None:
         if isinstance(row, np.ndarray) and row.ndim:
@@ -81,7 +83,7 @@ def _uncircling(engine: Engine, sampler: Uncircling) -> tuple[Step, Choose]:
 
 
 def chosen(token: int) -> int:
-    """What `Engine.choose` found; BundleError where that is nothing."""
+    """What a step that is asked for `TOKENS` found; BundleError where that is nothing."""
     if token < 0:
         raise no_token()
     return int(token)
@@ -100,6 +102,8 @@ def prefill(
     for start in range(0, total, chunk):
         if interrupted():
             return None
+        if start + chunk >= total:  # what follows may become another text
+            cache.mark(lasting=True)
         logits = step(cache, prompt[start : start + chunk])
     return logits
 
@@ -156,12 +160,15 @@ def decode(
                 yield token
                 continue
             tokens = np.array([t[0], *x.tokens], np.int64)
+            cache.mark()
             p = step(cache, tokens, all_rows(tokens.shape[0]), tree=tree_step(x, start))  # p_1 to p_gamma+1, in one run
             if interrupted():
                 cache.truncate(start + 1)
                 return
             sampled, path = accept(p, x, choose)
             keep(cache, start, x, path)
+            if cache.length <= start + len(path):  # states went back further: what was accepted runs again
+                engine.step(cache, tokens[cache.length - start : 1 + len(path)])
             drafts.accept(tokens, p, sampled)
             t[0] = sampled[-1]
             for n, token in enumerate(sampled, 1):

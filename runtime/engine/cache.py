@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.route import Route
+from edge.runtime.engine.states import States, StateSnapshot
 from edge.runtime.providers.base import Buffer, Provider, memory_type
 
 POSITION = 8  # bytes of a row's position
@@ -21,8 +24,20 @@ class Seat:
     """What steps on a cache are kept for, as long as it is there."""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """Rows of a cache from `start` up to `end`, key and value of each layer; alike: of a `SegmentedCache`, tokens that
+    ran as a prompt's do. states: of the layers that have some."""
+
+    start: int
+    end: int
+    rows: list[tuple[NDArray[np.generic], NDArray[np.generic]]]
+    alike: int = 0
+    states: StateSnapshot | None = None
+
+
 class KVCache:
-    """Keys and values of one conversation.
+    """Keys and values of one conversation, and the states of layers that have those instead. See `TextMemory`.
 
     `memory` holds, per layer, key and value, each [1, heads, rows, head_dim], where the provider's sessions read and
     write them in place; `buffers` is the host's view. The system hands them out page by page, so that a large capacity
@@ -31,7 +46,8 @@ class KVCache:
     encoder made of the input. `seat` is what steps on this memory are kept for. After the capacity, buffers have
     `spare` rows, which a step may write that are dropped at once. `exact` says whether steps on this cache run even
     numbers of tokens (see `Engine`); it may change between two answers. `total` is what operators are told as the
-    number of rows, where that is not how many there are.
+    number of rows, where that is not how many there are. `states` are those of recurrent and convolutional layers,
+    where the model has some: such a text goes back only to places that were marked, and has no branches.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
@@ -47,7 +63,9 @@ class KVCache:
         cross: Cross | None = None,
         spare: int = 0,
         exact: bool = False,
+        states: States | None = None,
     ) -> None:
+        assert states is None or not exact, "a token that fills a step up cannot be taken out of a state"
         if capacity < 1:
             raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
         self.provider = provider
@@ -55,6 +73,7 @@ class KVCache:
         self.rows = rows = capacity + spare
         self.cross = cross
         self.exact = exact
+        self.states = states
         self.length = 0
         self.prompt = 0
         self.long, self.tokens = False, list[int]()  # of LongRoPE alone: which factors its text has, and the text
@@ -99,14 +118,46 @@ class KVCache:
         if not 1 <= size <= self.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {self.room}")
 
-    def truncate(self, length: int) -> None:
-        """Drop every row from `length` on; rows are overwritten by the next step."""
+    def truncate(self, length: int) -> int:
+        """Drop every row from `length` on, which the next step overwrites. Returns how many tokens are left: fewer
+        where a state is not known any more of so many, and then the others are run again."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
-        self.length = length
+        self.length = length if self.states is None else self.states.truncate(length)
+        return self.length
 
-    def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+    def mark(self, *, lasting: bool = False) -> None:
+        """Say that the text may go back to this place: before a draft, or `lasting`, before an answer."""
+        if self.states is not None:
+            self.states.mark(lasting=lasting)
+
+    def snapshot(self, start: int = 0) -> Snapshot:
+        """A copy of the rows from `start` on, and of all states."""
+        rows = [(key.copy(), value.copy()) for key, value in self._part(start, self.length)]
+        return Snapshot(start, self.length, rows, states=None if self.states is None else self.states.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Keep what was copied again after the first `snapshot.start` tokens, and nothing else."""
+        for part, kept in zip(self._part(snapshot.start, snapshot.end), snapshot.rows, strict=True):
+            part[0][:], part[1][:] = kept
+        self.length = snapshot.end
+        if self.states is not None:
+            assert snapshot.states is not None, "another cache's snapshot"
+            self.states.restore(snapshot.states)
+
+    def _part(self, start: int, end: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """The rows from `start` up to `end`, in place: key and value of each layer."""
+        return [(key[:, :, start:end], value[:, :, start:end]) for key, value in self.buffers]
+
+    def grow(self, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:
+        """Take up a token at a `position` [1] that runs through the units of `route`; how many rows each has then."""
+        self.positions[self.length] = position[0]
+        self.length += 1
+        return self.length
+
+    def copy_rows(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
         """Keep only `rows`, in their order, and drop all others: what is left of a tree when its branches die."""
+        assert self.states is None, "a text with states has no branches"
         keep = np.asarray(rows, np.intp)
         start = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))  # rows before this one stay in place
         moved = keep[start:]
@@ -133,13 +184,16 @@ class KVCache:
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
+        if self.states is not None:
+            self.states.reset()
         self.ends = self.capacity
         self.cross = cross or self.cross
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers at full capacity."""
-        return sum(key.nbytes + value.nbytes for key, value in self.memory)
+        states = 0 if self.states is None else self.states.nbytes
+        return states + sum(key.nbytes + value.nbytes for key, value in self.memory)
 
 
 def check_memory(layout: KVLayout, rows: int, *, remote: bool) -> None:

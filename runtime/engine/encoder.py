@@ -53,7 +53,8 @@ class Encoder:
     Args:
         source: most tokens of a text, where memory has room for fewer than the model takes.
         session: over another graph than the bundle's; `dtype`: of the keys and values that it makes, whose values are
-            not transposed.
+            not transposed. frontend: over the bundle's frontend, where another provider runs it. why: what limits the
+            source.
 
     any_length: whether a window of sound may be shorter than the bundle's.
 
@@ -68,21 +69,24 @@ class Encoder:
         source: int | None = None,
         *,
         session: Session | None = None,
+        frontend: Session | None = None,
         dtype: str = FLOAT32,
+        why: str = "",
     ) -> None:
         manifest = bundle.manifest
         assert manifest.encoder is not None and manifest.cross is not None
         self._bundle = bundle
         self.max_length = source or manifest.encoder.max_length
-        self._why = " in the memory that it may take" if self.max_length < manifest.encoder.max_length else ""
+        shorter = self.max_length < manifest.encoder.max_length
+        self._why = why or (" in the memory that it may take" if shorter else "")
         self._layers = manifest.cross.layers
         self.turned = session is None and manifest.encoder.values_transposed
         self._dtype = memory_type(dtype)
         self._speech = manifest.speech
         self.any_length = manifest.encoder.any_length
-        self._frontend: Session | None = None
-        if manifest.speech is not None:
-            self._frontend = provider.open(bundle, "frontend")
+        if manifest.speech is not None and frontend is None:
+            frontend = provider.open(bundle, "frontend")
+        self._frontend = frontend
         self._session = provider.open(bundle, "encoder") if session is None else session
         self._provider = provider
 
@@ -99,12 +103,15 @@ class Encoder:
         Raises:
             InputError: no tokens, or more than the encoder takes.
         """
-        if not 1 <= len(ids) <= self.max_length:
-            raise InputError(
-                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {self.max_length}{self._why}; "
-                + ("shorten it or split it." if len(ids) else "give it some text.")
-            )
+        self._check_length(len(ids))
         return self._encode("input_ids", np.asarray(ids, np.int64)[None], len(ids), into)
+
+    def _check_length(self, tokens: int) -> None:
+        if not 1 <= tokens <= self.max_length:
+            raise InputError(
+                f"The text has {tokens} tokens, and this model's encoder takes 1 to {self.max_length}{self._why}; "
+                + ("shorten it or split it." if tokens else "give it some text.")
+            )
 
     def encode_audio(
         self, pcm: NDArray[np.float32], into: Cross | None = None, *, window: int | None = None

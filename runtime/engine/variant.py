@@ -35,8 +35,7 @@ class Variant:
         speculate: what drafts.
         plan: what a memory budget has room for, instead of `context`.
         refuse: whether an answer that the budget has no room for at present is refused instead of waiting.
-        target: the name of graphs for one kind of device, which run instead; see `edge.runtime.static` and
-            `edge.runtime.device`.
+        target: the name of graphs for one kind of device, which run instead; see `edge.runtime.engine.graphs`.
         limit: maximum bytes of the device's memory.
     """
 

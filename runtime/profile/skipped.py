@@ -22,7 +22,6 @@ from edge.runtime.keywords import LoadKeywords
 from edge.runtime.load import as_asked, open_engine
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.profile.profile import ProfileOptions
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.loss import SkipLoss, loss_of, read, room_for
 
 ANSWER = 64  # tokens
@@ -49,11 +48,11 @@ class _Answers:
             started = time.perf_counter()
             logits = engine.step(cache, token)
             spent += time.perf_counter() - started
-            if isinstance(engine, SegmentedEngine):
-                layers += engine.layers_run(cache)
+            if engine.routes is not None:
+                layers += engine.routes.layers_run(cache)
             token = logits[-1].argmax(keepdims=True)
         self.ms.append(1e3 * spent / self.tokens)
-        if isinstance(engine, SegmentedEngine):
+        if engine.routes is not None:
             self.layers = layers / self.tokens
 
 
@@ -80,7 +79,6 @@ def measure(
     for done, skip in enumerate(skips):
         progress(done, len(skips))
         engine = _open(bundle, skip, options)
-        assert isinstance(engine, SegmentedEngine), "an engine without a policy"
         loss = loss_of(engine, skip)
         own, until = _Answers(engine, case, tokens), time.monotonic() + options.seconds / len(skips)
         whole.ms.clear()

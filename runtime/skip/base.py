@@ -1,4 +1,4 @@
-"""What a skip policy is, and how a step through some units is described."""
+"""What a skip policy is."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import SKIP
+from edge.runtime.engine.route import Route, all_units
 from edge.runtime.skip.units import LEAST
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.manifest import Segment
-    from edge.runtime.skip.cache import SegmentedCache
+    from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 
-NO_LIMIT = 2.0  # no cosine is as large
 MANY = 1 << 30  # tokens: as many as come
-
-Route = tuple[int, ...]
-"""The units that run in a step, by their indices in the manifest's `segments`, in order: the first and the last one
-always do."""
-
 
 class SkipPolicy:
     """Says which units run in a step.
@@ -75,26 +70,11 @@ class FixedRoute(SkipPolicy):
 
 
 class AllLayers(FixedRoute):
-    """No policy of its own: everything runs unless a step says otherwise (`SegmentedEngine.leaving_out`), as a drafter
+    """No policy of its own: everything runs unless a step says otherwise (`SegmentedGraph.through`), as a drafter
     does."""
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(all_units(bundle))
-
-
-def all_units(bundle: Bundle) -> Route:
-    """The route through everything."""
-    return tuple(range(len(bundle.manifest.segments)))
-
-
-def check_route(route: Route, bundle: Bundle) -> None:
-    """Raise InputError where a policy's route is none of the bundle's units: steps would read what no step wrote."""
-    last = len(bundle.manifest.segments) - 1
-    if list(route) != sorted({0, last, *route}) or (route[0], route[-1]) != (0, last):
-        raise InputError(
-            f"The skip policy chose the units {str(list(route))[:100]} for a step; those of {bundle.manifest.name} are "
-            f"0 to {last}, in this order, of which the first and the last one run in every step."
-        )
 
 
 def middle(bundle: Bundle, *, parts: Sequence[str] = ("layers",), what: str) -> list[int]:

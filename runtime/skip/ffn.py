@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.skip.base import NO_LIMIT, Route, middle, share
-from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.route import NO_LIMIT, Route
+from edge.runtime.skip.base import middle, share
 from edge.runtime.skip.prompt import PromptPolicy
 
 NAME = "ffn"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError, on_one_line
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.skip.base import middle
-from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.prompt import PromptPolicy
 
 NAME = "first"

@@ -31,8 +31,7 @@ from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.typed_json import typed
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engi
         check(bundle, skip, loss)
     engine = make()
     if loss is None:
-        assert isinstance(engine, SegmentedEngine), "an engine without a policy"
         if sum(bundle.sizes.values()) > LARGE:
             _say("Measuring what %s costs %s, once.", skip, bundle.manifest.name)
         loss = measured(engine, skip)
@@ -88,7 +86,7 @@ def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engi
     return engine
 
 
-def loss_of(engine: SegmentedEngine, skip: str) -> SkipLoss:
+def loss_of(engine: Engine, skip: str) -> SkipLoss:
     """What the engine's bundle loses under its policy, called `skip`: as it was kept, or measured and kept now.
 
     Raises:
@@ -98,7 +96,7 @@ def loss_of(engine: SegmentedEngine, skip: str) -> SkipLoss:
     return loss if loss is not None else measured(engine, skip)
 
 
-def measured(engine: SegmentedEngine, skip: str) -> SkipLoss:
+def measured(engine: Engine, skip: str) -> SkipLoss:
     """What the engine's bundle loses under its policy, measured and kept now.
 
     Raises:
@@ -131,7 +129,7 @@ def shown(times: float) -> str:
 # Measuring
 
 
-def measure(engine: SegmentedEngine) -> SkipLoss:
+def measure(engine: Engine) -> SkipLoss:
     """What the bundle's own answers lose under the engine's policy.
 
     Raises:
@@ -153,14 +151,14 @@ def measure(engine: SegmentedEngine) -> SkipLoss:
 Rows = NDArray[np.float32]  # of logits [R, V]
 
 
-def _both(engine: SegmentedEngine, case: GoldenCase, least: int) -> Iterator[tuple[Rows, Rows]]:
+def _both(engine: Engine, case: GoldenCase, least: int) -> Iterator[tuple[Rows, Rows]]:
     """The logits that choose an answer's tokens, a few at a time: of the whole decoder, and under the policy. least:
     tokens of the answer, if the context has room for them."""
     prompt, answer = case.prompt_ids, case.greedy_ids[:LONGEST]
     length = max(len(answer), min(least, engine.bundle.manifest.context - len(prompt)))
     whole, own = (room_for(engine, case, length) for _ in range(2))
-    assert isinstance(whole, SegmentedCache)
-    whole.forced = engine.everything
+    assert isinstance(whole, SegmentedCache) and engine.routes is not None, "an engine without a policy"
+    whole.forced = engine.routes.everything
     yield read(engine, whole, prompt), read(engine, own, prompt)
     width = KEPT_STEP if engine.plan is None else engine.plan.demand.width
     done, token = 1, answer[0]

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.runtime.skip.base import MANY, Route, SkipPolicy, all_units
-from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.route import Route, all_units
+from edge.runtime.skip.base import MANY, SkipPolicy
 
 
 class PromptPolicy(SkipPolicy):

@@ -11,8 +11,9 @@ import re
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.skip.base import Route, SkipPolicy, all_units, middle, skippable
-from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.route import Route, all_units
+from edge.runtime.skip.base import SkipPolicy, middle, skippable
 
 NAME = "skipdecode"
 HELP = "fewer layers the further an answer gets, from MAX down to MIN"

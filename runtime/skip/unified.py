@@ -7,7 +7,8 @@ Source: Liu et al. 2024, Accelerating Inference in Large Language Models with a 
 from __future__ import annotations
 
 from edge.bundle import Bundle
-from edge.runtime.skip.base import FixedRoute, all_units, middle, share, skippable
+from edge.runtime.engine.route import all_units
+from edge.runtime.skip.base import FixedRoute, middle, share, skippable
 
 NAME = "unified"
 HELP = "the same share R of the layers for every token, spread evenly"

@@ -20,10 +20,7 @@ LEAST = 3  # layers, of which the first and the last one always run
 
 @dataclass(frozen=True)
 class InUnits(Bundle):
-    """A bundle whose decoder runs in the manifest's `segments` by our kernels, whatever its graphs are.
-
-    guarded: whether its graph `skip` is in the same units.
-    """
+    """A bundle whose decoder runs in the manifest's `segments` by our kernels, whatever its graphs are."""
 
     routed: ClassVar[bool] = True
     guarded: bool = False

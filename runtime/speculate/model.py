@@ -171,8 +171,8 @@ class DraftModel(Drafter):
         """Hold `text` and nothing else; logits [V] of what follows it, where there was anything to run."""
         if self._cache is None:
             self._cache = self._engine.new_cache()
+        self._right = self._cache.truncate(self._right)
         del self._held[self._right :]
-        self._cache.truncate(self._right)
         logits = self._run(text[self._right :])
         self._right = len(text)
         return logits

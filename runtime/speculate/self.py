@@ -24,10 +24,10 @@ from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import reader
 from edge.runtime.decode.sampling import greedy
 from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.memory.footprint import GRAPH
 from edge.runtime.skip.base import AllLayers, middle
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import PRIORS, written
@@ -54,7 +54,7 @@ def make(setting: Setting) -> SelfDraft:
     """The drafter over the engine that verifies; InputError where that has no segments, or the memory has no room."""
     setting.check_limit("The drafter self", nbytes(setting))
     engine, chosen = setting.engine, choice(setting.bundle, setting.argument)
-    if not isinstance(engine, SegmentedEngine) or not isinstance(engine.policy, AllLayers):
+    if engine is None or engine.routes is None or not isinstance(engine.routes.policy, AllLayers):
         raise InputError("The drafter self runs parts of the model; load the bundle with speculate='self'.")
     return SelfDraft(engine, chosen)
 
@@ -73,8 +73,9 @@ class SelfDraft(Drafter):
     name = NAME
     priors = PRIORS
 
-    def __init__(self, engine: SegmentedEngine, chosen: Choice) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, chosen: Choice) -> None:
+        assert engine.routes is not None, "an engine whose steps run whole"
+        self._engine, self._routes = engine, engine.routes
         self._choice = chosen
         self._cache: SegmentedCache | None = None
         self._drafted: tuple[Sequence[Unit], Sequence[int]] = ((), ())  # the last draft: what it left out, its tokens
@@ -87,8 +88,8 @@ class SelfDraft(Drafter):
 
     def _share(self, left_out: Sequence[Unit]) -> float:
         """What a step without these units takes, in steps of the whole model."""
-        weight, layers = self._engine.weight, self._engine.bundle.manifest.dims.num_layers
-        left = sum(map(weight, self._engine.everything)) - sum(weight(u) for unit in left_out for u in unit)
+        weight, layers = self._routes.weight, self._engine.bundle.manifest.dims.num_layers
+        left = sum(map(weight, self._routes.everything)) - sum(weight(u) for unit in left_out for u in unit)
         return (self._head + self._body * left / layers) / (self._head + self._body)
 
     def share(self, cache: KVCache | None) -> None:
@@ -117,10 +118,11 @@ class SelfDraft(Drafter):
         if self._choice.tries and len(context) - max(self._tried_at + APART, self._answer + WINDOW) > 0:
             self._try(cache, context, budget)
         units, length = self._choice.left_out(count), cache.length
+        cache.mark()
         share = self._share(units)
-        route = self._engine.leaving_out([i for unit in units for i in unit])
+        route = self._routes.leaving_out([i for unit in units for i in unit])
         try:
-            with self._engine.through(cache, route):
+            with self._routes.through(cache, route):
 
                 def run(tokens: Sequence[int]) -> NDArray[np.float32] | None:
                     if not budget.afford(share, len(tokens)):
@@ -141,15 +143,15 @@ class SelfDraft(Drafter):
         if not budget.afford(self._share(units), WINDOW):
             return
         self._tried_at = len(context)
-        route = self._engine.leaving_out([i for unit in units for i in unit])
-        kept, right = cache.put_aside(start), 0
+        route = self._routes.leaving_out([i for unit in units for i in unit])
+        kept, right = cache.snapshot(start), 0
         cache.truncate(start)
         try:
             text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
             step, choose = reader(self._engine, greedy)
-            with self._engine.through(cache, route), contextlib.suppress(BundleError):  # no token can be chosen
+            with self._routes.through(cache, route), contextlib.suppress(BundleError):  # no token can be chosen
                 for row, token in zip(step(cache, text, rows), context[start + 1 :], strict=False):
                     right += choose(row) == token
         finally:
-            cache.put_back(start, kept)
+            cache.restore(kept)
         self._choice.tried(units, right / WINDOW)

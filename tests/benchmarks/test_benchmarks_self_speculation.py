@@ -15,7 +15,6 @@ from self_speculation import Asked, Said, never_wrong, replay
 from edge.bundle import Bundle
 from edge.runtime.decode.draft import Draft
 from edge.runtime.load import open_engine
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import DRAFTERS
 
 COSTS = [0.0, 1.0, 1.2, 1.3, 1.4, 1.5, 1.8, 2.1, 2.4, 2.7]  # of steps by size
@@ -42,7 +41,7 @@ def test_nothing_is_faster_than_drafts_that_are_never_wrong() -> None:
 
 def test_a_model_without_some_layers_is_asked_at_each_token_of_an_answer(by_layer: Bundle) -> None:
     engine = open_engine(by_layer, speculate="self", context=200)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     asked, prompt, answer = Asked(engine), [5, 6, 7, 8], list[int]()
     cache = engine.new_cache()
     logits = engine.step(cache, np.array(prompt))
@@ -51,10 +50,10 @@ def test_a_model_without_some_layers_is_asked_at_each_token_of_an_answer(by_laye
         logits = engine.step(cache, np.array(answer[-1:]))
     asked.add(prompt, answer)
     assert asked.right(()) == 1.0, "with all layers it says what it said"
-    route, wanted = engine.leaving_out([2, 3]), list[bool]()
+    route, wanted = engine.routes.leaving_out([2, 3]), list[bool]()
     cache.truncate(len(prompt))
     for token, following in itertools.pairwise(answer):
-        with engine.through(cache, route):
+        with engine.routes.through(cache, route):
             wanted.append(int(engine.step(cache, np.array([token]))[-1].argmax()) == following)
         cache.truncate(cache.length - 1)
         engine.step(cache, np.array([token]))

@@ -209,7 +209,7 @@ def test_only_what_the_manifest_lists_is_read() -> None:
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and text.count("bundle.root /"):
                     found.append(f"{file.relative_to(package)}: {text}")
     sent = {"cli/push.py: bundle.path(path)", "cli/push_app.py: bundle.path(path)"}  # of what the manifest lists
-    checked = {"runtime/static/engine.py: self.bundle.path(file)"}  # by `targets.check_listed`
+    checked = {"runtime/engine/graphs/fixed.py: self.bundle.path(file)"}  # by `targets.check_listed`
     assert set(found) == sent | checked | {"cli/push_app.py: bundle.root / MANIFEST"}
 
 

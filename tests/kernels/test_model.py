@@ -12,6 +12,7 @@ import numpy as np
 
 from edge.bundle import Bundle, open_bundle
 from edge.manifest import KV_DTYPES
+from edge.runtime.engine.want import Likeliest
 from edge.runtime.kernels.library import VARIABLE, Kernels
 from edge.runtime.load import open_engine
 
@@ -31,7 +32,7 @@ def logits_of(bundle: Bundle, size: int, threads: int) -> str:
             piece = tokens[start : start + size]
             rows = np.arange(len(piece))
             if engine.ranks:
-                logarithms, likeliest = engine.likeliest(cache, piece, rows, count=8)
+                logarithms, likeliest = engine.step(cache, piece, rows, want=Likeliest(8))
                 found.update(np.concatenate([logarithms.view(np.uint32), likeliest], axis=1).tobytes())
             else:
                 found.update(np.ascontiguousarray(engine.step(cache, piece, rows)).tobytes())

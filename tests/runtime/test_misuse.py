@@ -79,10 +79,10 @@ def test_a_chat_that_was_left_anywhere_goes_on_as_if_it_read_all_anew(
 ) -> None:
     """Closed, dropped, interrupted between two instructions of a step, or never begun, at random."""
     choose = random.Random(seed)
-    chat, engine = model.chat(), model.engine
+    chat, graphs = model.chat(), model.engine.graphs
 
-    def breaks(name: str, after: int) -> None:
-        run, left = getattr(engine, name), [after]
+    def breaks(after: int) -> None:
+        run, left = graphs.run, [after]
 
         def wrapped(*args: Any, **more: Any) -> Any:
             left[0] -= 1
@@ -91,7 +91,7 @@ def test_a_chat_that_was_left_anywhere_goes_on_as_if_it_read_all_anew(
                 raise Broken
             return run(*args, **more)
 
-        monkeypatch.setattr(engine, name, wrapped)
+        monkeypatch.setattr(graphs, "run", wrapped)
 
     for _ in range(4):
         if chat.messages and (back := choose.choice(["undo", "again", "load", "on"])) != "on":
@@ -109,7 +109,7 @@ def test_a_chat_that_was_left_anywhere_goes_on_as_if_it_read_all_anew(
         if what == "close":
             stream.close()
         elif what == "break":
-            breaks("_compute", choose.randint(1, 5))
+            breaks(choose.randint(1, 5))
             with pytest.raises(Broken):
                 for _ in range(8):
                     next(stream)
@@ -273,7 +273,7 @@ def test_a_translators_cache_that_was_interrupted_is_not_used_again(
         raise Broken
 
     with monkeypatch.context() as patched:
-        patched.setattr(model.engine, "_compute", fails)
+        patched.setattr(model.engine.graphs, "run", fails)
         with pytest.raises(Broken):
             model.generate("the moon", max_tokens=4, beams=1)
     assert not model._spare

@@ -16,8 +16,8 @@ from edge.export.targets.npu.blocks import Blocks
 from edge.export.targets.npu.graphs import DECODER, ENCODER, Shape, StaticModel
 from edge.export.targets.npu.products import Products
 from edge.export.targets.npu.qdq import CROSS, FLOAT, PAST, Range, activations, name_of
+from edge.runtime.engine.graphs.fixed_mask import distances_of, mask_of, source_mask_of
 from edge.runtime.providers import open_provider
-from edge.runtime.static.mask import distances_of, mask_of, source_mask_of
 
 EXACT = -1e4  # added to the scores of what must not be attended to while ranges are measured
 MASKED, ROOM = -100.0, 25.0  # added in the target, at least; what is left over the largest difference of two scores

@@ -39,7 +39,6 @@ from edge.export.targets.cuda import CHECKED
 from edge.export.targets.cuda.weights import BLOCK
 from edge.golden import noise
 from edge.runtime.check.golden import BLOCKED
-from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
@@ -67,8 +66,8 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.export.targets.cuda.cuda_weights", weights)
 
 
-def device(bundle: Bundle) -> DeviceEngine:
-    return DeviceEngine(bundle, Variant(target=CUDA), FakeCuda())
+def device(bundle: Bundle) -> Engine:
+    return Engine(bundle, Variant(target=CUDA), FakeCuda())
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -98,8 +97,8 @@ def test_a_step_can_give_tokens_or_candidates(bundle: Bundle) -> None:
         engine.step(cache, TOKENS[:20])
     rows = np.arange(4)
     logits = engine.step(caches[0], TOKENS[20:24], rows).copy()
-    np.testing.assert_array_equal(engine.choose(caches[1], TOKENS[20:24], rows), logits.argmax(axis=1))
-    for row, found in zip(logits, engine.candidates(caches[2], TOKENS[20:24], rows), strict=True):
+    np.testing.assert_array_equal(engine.step(caches[1], TOKENS[20:24], rows, want="tokens"), logits.argmax(axis=1))
+    for row, found in zip(logits, engine.step(caches[2], TOKENS[20:24], rows, want="candidates"), strict=True):
         np.testing.assert_array_equal(found.logits, np.sort(row)[::-1][: len(found.logits)])
         np.testing.assert_array_equal(row[found.tokens], found.logits)
         np.testing.assert_array_equal(found.whole(), row)
@@ -151,7 +150,7 @@ def test_branches_of_an_encoder_decoder_do_not_see_each_other(pair: Bundle) -> N
     tokens = np.array([TOKENS[30], TOKENS[20], TOKENS[31], TOKENS[21]])
     made = engine.step(forked, tokens, np.array([1, 3]), tree=tree)
     np.testing.assert_allclose(made, wanted, atol=0.03)
-    forked.compact(np.array([*range(20), 21, 23]))
+    forked.copy_rows(np.array([*range(20), 21, 23]))
     after = [engine.step(cache, TOKENS[22:23], tree=whole(cache.length)).copy() for cache in (straight, forked)]
     np.testing.assert_allclose(after[1], after[0], atol=0.03)
 

@@ -72,7 +72,7 @@ def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(pair: Pair) -> N
         alone = pair.torch_logits(source, np.r_[target, tail])[-1]
         assert relative_error(logits[beam], alone) < 1e-4
     # What is left of the tree when only one branch lives is that text, and plain steps go on from there.
-    cache.compact(ancestors[1])
+    cache.copy_rows(ancestors[1])
     after = pair.engine.step(cache, np.array([5]))[0]
     assert relative_error(after, pair.torch_logits(source, np.r_[target, tails[1], 5])[-1]) < 1e-4
 

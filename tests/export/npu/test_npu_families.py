@@ -90,7 +90,7 @@ def test_a_tree_sees_its_own_branch(bundle: Bundle) -> None:
     tokens = np.array([TOKENS[30], TOKENS[20], TOKENS[31], TOKENS[21]])
     made = engine.step(forked, tokens, np.array([1, 3]), tree=tree)
     np.testing.assert_allclose(made, wanted, atol=0.01)
-    forked.compact(np.array([*range(20), 21, 23]))
+    forked.copy_rows(np.array([*range(20), 21, 23]))
     after = [engine.step(cache, TOKENS[22:23]).copy() for cache in (straight, forked)]
     np.testing.assert_allclose(after[1], after[0], atol=0.01)
 

@@ -40,7 +40,6 @@ from edge.export.tune.settings import Settings
 from edge.export.tune.trainer import Stopped, Trainer
 from edge.extras import install
 from edge.runtime.load import open_engine
-from edge.runtime.skip.engine import SegmentedEngine
 
 LAYERS, WIDTH = 6, 64  # of the small model
 TEXT = "The moon changes its shape because we see its lit half from another side every night, number {}."
@@ -96,7 +95,7 @@ def trained_logits(network: Network, policy: TrainedPolicy, one: Batch, draw: An
 def runtime_logits(bundle: Bundle, skip: str, one: Batch, capacity: int) -> np.ndarray:
     """What the runtime makes of the answers' tokens when it reads them one by one behind their prompts."""
     engine = open_engine(bundle, skip=skip, context=capacity)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     rows = []
     for tokens, prompt, length in zip(one.tokens, one.prompts, one.lengths, strict=True):
         cache = engine.new_cache()

@@ -20,6 +20,7 @@ from edge.runtime.decode.generate_options import GenerateOptions, never
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.rules.circles import Circles
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
+from edge.runtime.engine.want import LOGITS, TOKENS
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.speculation import Speculation
 
@@ -37,13 +38,12 @@ class ChoosingEngine(PathEngine):
         super().__init__(next_logits)
         self.shown = 0
 
-    def step(self, *given: Any, **more: Any) -> np.ndarray:
+    def step(self, *given: Any, want: object = LOGITS, **more: Any) -> np.ndarray:
         logits = super().step(*given, **more)
+        if want == TOKENS:
+            return logits.argmax(axis=1)
         self.shown += len(logits)
         return logits
-
-    def choose(self, *given: Any, **more: Any) -> np.ndarray:
-        return super().step(*given, **more).argmax(axis=1)
 
 
 def looping(seed: int, order: int = 2) -> Callable[[tuple[int, ...]], np.ndarray]:

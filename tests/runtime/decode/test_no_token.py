@@ -26,6 +26,7 @@ from edge.runtime.decode.sampling import ProcessedSampler, SamplingOptions, _dra
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import TOKENS
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.text.tokenizer import Text
@@ -168,7 +169,7 @@ def test_a_graph_asked_for_tokens_names_none(tiny_bundle: Bundle, onnxruntimes_k
     for size in (1, 3, 40):
         cache = engine.new_cache()
         cache.prompt = size
-        assert (engine.choose(cache, np.arange(3, 3 + size), np.arange(size)) == -1).all()
+        assert (engine.step(cache, np.arange(3, 3 + size), np.arange(size), want=TOKENS) == -1).all()
     with pytest.raises(BundleError, match="logits are not finite numbers"):
         chosen(-1)
 

@@ -14,7 +14,6 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError
 from edge.golden import read_golden
-from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.providers import cuda
 from edge.runtime.providers.base import GPU, Device, Support
 from edge.targets import CUDA, path_of, read_device_target
@@ -50,7 +49,7 @@ def test_the_target_is_in_the_bundle_and_nothing_else_is(bundle: Bundle) -> None
 
 def test_a_text_a_chat_and_drafts(bundle: Bundle, gpu: FakeCuda) -> None:
     model = edge.load(bundle.root, provider="cuda", speculate="off", kind=edge.Model)
-    assert isinstance(model.engine, DeviceEngine) and model.prefill_chunk == model.engine.chunk
+    assert model.engine.remote and model.prefill_chunk == model.engine.chunk
     plain = model.generate("the moon", max_tokens=12)
     drafted = edge.load(bundle.root, provider="cuda", speculate="lookup", kind=edge.Model)
     assert drafted.generate("the moon", max_tokens=12).token_ids == plain.token_ids

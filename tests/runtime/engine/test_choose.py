@@ -23,10 +23,10 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import LOGITS, TOKENS
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip.base import AllLayers
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.tokenizer import Text
 
 
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, exact: bool) -> Non
         tokens = rng.integers(3, 200, size)
         for rows in (None, np.arange(size)):
             wanted = engine.step(one, tokens, rows).argmax(axis=1)
-            found = engine.choose(other, tokens, rows)
+            found = engine.step(other, tokens, rows, want=TOKENS)
             assert found.dtype == np.int64 and np.array_equal(found, wanted)
         assert one.length == other.length
 
@@ -76,14 +76,14 @@ def test_every_form_of_a_decoder_says_it_with_any_vocabulary(tiny_checkpoint: Pa
     bundle = edge.export(folder, tmp_path / "odd.edge", weights="int8", trees=True, segments=1, **options)
     forms: dict[str, Engine] = {kv: open_engine(bundle, context=64, kv=kv) for kv in ("float32", "int8")}
     forms["trees"] = open_engine(bundle, context=64, speculate="recycle")
-    forms["segments"] = SegmentedEngine(bundle, Variant(policy=AllLayers(bundle), context=64))
+    forms["segments"] = Engine(bundle, Variant(policy=AllLayers(bundle), context=64))
     tokens, rows = np.arange(3, 10), np.arange(7)
     for name, engine in forms.items():
         assert b"Pad" in bundle.path(bundle.manifest.graph(engine.variant.role).path).read_bytes(), name
         cache = engine.new_cache()
         wanted = engine.step(cache, tokens, rows).argmax(axis=1)
         cache.truncate(0)
-        assert np.array_equal(engine.choose(cache, tokens, rows), wanted), name
+        assert np.array_equal(engine.step(cache, tokens, rows, want=TOKENS), wanted), name
     model = Model(bundle, forms["float32"], Text(bundle), speculate="off")
     prompts, length = ["la la", "The moon", "a b c"], GenerateOptions(max_tokens=12)
     alone = [model.generate(prompt, length, raw=True).token_ids for prompt in prompts]
@@ -112,7 +112,8 @@ def assert_no_logits_leave(bundle: Bundle, prompt: str, **options: str) -> None:
         engine, run, routes = model.engine, model.engine.step, list[object]()
 
         def step(cache: KVCache, *args: Any, **given: Any) -> Any:
-            routes.append(getattr(cache, "forced", None))
+            if given.get("want", LOGITS) == LOGITS:
+                routes.append(getattr(cache, "forced", None))
             return run(cache, *args, **given)
 
         with mock.patch.object(engine, "step", step):

@@ -16,6 +16,7 @@ from edge.errors import BundleError, InputError
 from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.want import TOKENS
 from edge.runtime.load import open_engine
 from edge.runtime.memory.process import private_bytes
 from edge.runtime.providers import open_provider
@@ -54,7 +55,7 @@ def test_steps_of_many_sizes_take_turns_on_one_cache(engine: Engine) -> None:
             if size > 1:
                 np.testing.assert_array_equal(got, whole[4 : 4 + size])
             cache.truncate(4)
-            np.testing.assert_array_equal(engine.choose(cache, tokens, rows), got.argmax(axis=1))
+            np.testing.assert_array_equal(engine.step(cache, tokens, rows, want=TOKENS), got.argmax(axis=1))
 
 
 def test_single_steps_agree_with_the_whole_prompt(engine: Engine) -> None:

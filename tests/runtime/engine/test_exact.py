@@ -154,8 +154,8 @@ def test_what_is_drawn_anew_every_time_is_not_slowed_by_it(
     int4_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, sizes = loaded(int4_bundle, speculate="off"), set[int]()
-    run = model.engine._run
-    monkeypatch.setattr(model.engine, "_run", lambda c, t, *a: sizes.add(len(t)) or run(c, t, *a))
+    run = model.engine.graphs.run
+    monkeypatch.setattr(model.engine.graphs, "run", lambda c, t, *a: sizes.add(len(t)) or run(c, t, *a))
     chat = model.chat()
     for _ in range(20):  # some of them begin with an end token, and then there is no step
         chat.generate(PROMPT, GenerateOptions(max_tokens=9, temperature=0.8, seed="random"))

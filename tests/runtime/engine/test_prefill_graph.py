@@ -203,9 +203,9 @@ def test_drafts_are_verified_in_the_decode_graph(bundle: Bundle, monkeypatch: py
 
     model.__dict__["speculation"] = Speculation(Guesser(guess), AllOfIt(width=15))
     prefill, read, ran = prefill_of(model.engine), [], []
-    prefill_step, narrow = prefill.step, model.engine._step
+    prefill_step, narrow = prefill.step, model.engine.step
     monkeypatch.setattr(prefill, "step", lambda c, t: read.append(len(t)) or prefill_step(c, t))
-    monkeypatch.setattr(model.engine, "_step", lambda c, t, *a, **k: ran.append(len(t)) or narrow(c, t, *a, **k))
+    monkeypatch.setattr(model.engine, "step", lambda c, t, *a, **k: ran.append(len(t)) or narrow(c, t, *a, **k))
     result = model.generate("the harbour wall, " * 12, edge.GenerateOptions(max_tokens=40), raw=True)
     assert result.generated_tokens > 1 and read == [result.prompt_tokens]
     assert max(ran) > 11

@@ -22,10 +22,10 @@ from edge.errors import DeviceError, InputError
 from edge.export.targets.base import Wanted
 from edge.runtime.choose import choose
 from edge.runtime.decode.sampling import Categorical, SamplingOptions, make_sampler
-from edge.runtime.device.device_engine import DeviceEngine
-from edge.runtime.device.plan import plan_for
-from edge.runtime.device.seats import Seats
 from edge.runtime.engine.candidates import Candidates
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.device_plan import plan_for
+from edge.runtime.engine.graphs.seats import Seats
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.providers import cuda, open_provider
@@ -47,8 +47,8 @@ def gpu() -> FakeCuda:
 
 
 @pytest.fixture
-def engine(bundle: Bundle, gpu: FakeCuda) -> DeviceEngine:
-    return DeviceEngine(bundle, Variant(target=CUDA), gpu)
+def engine(bundle: Bundle, gpu: FakeCuda) -> Engine:
+    return Engine(bundle, Variant(target=CUDA), gpu)
 
 
 # What is missing
@@ -129,22 +129,22 @@ def test_a_bundle_without_graphs_for_it_is_a_sentence(tiny_bundle: Bundle) -> No
 
 
 def test_a_step_is_recorded_when_it_comes_again_and_replayed_under_its_number(
-    engine: DeviceEngine, gpu: FakeCuda
+    engine: Engine, gpu: FakeCuda
 ) -> None:
     cache = engine.new_cache(CONTEXT)
     engine.step(cache, TOKENS[:20])  # a prompt, which is not
     assert gpu.seen.runs == [NONE]
     for token in TOKENS[20:26]:
-        engine.choose(cache, token[None])
+        engine.step(cache, token[None], want="tokens")
     assert gpu.seen.runs[1:] == [NONE] * SEEN + [1] * 4
     for start in (26, 29, 32, 35):
-        engine.choose(cache, TOKENS[start : start + 3], np.arange(3))
+        engine.step(cache, TOKENS[start : start + 3], np.arange(3), want="tokens")
     assert gpu.seen.runs[7:] == [NONE] * SEEN + [2] * 2
-    engine.choose(cache, TOKENS[40:41])
+    engine.step(cache, TOKENS[40:41], want="tokens")
     assert gpu.seen.runs[-1] == 1
 
 
-def test_the_next_text_has_the_memory_and_the_recorded_steps_of_the_last(engine: DeviceEngine, gpu: FakeCuda) -> None:
+def test_the_next_text_has_the_memory_and_the_recorded_steps_of_the_last(engine: Engine, gpu: FakeCuda) -> None:
     first = walk(engine, TOKENS, [8] + [1] * 6)
     numbers = set(gpu.seen.runs)
     runs = len(gpu.seen.runs)
@@ -154,7 +154,7 @@ def test_the_next_text_has_the_memory_and_the_recorded_steps_of_the_last(engine:
     assert not gpu.seen.released
 
 
-def test_texts_at_a_time_have_memory_of_their_own(engine: DeviceEngine) -> None:
+def test_texts_at_a_time_have_memory_of_their_own(engine: Engine) -> None:
     one, other = engine.new_cache(CONTEXT), engine.new_cache(CONTEXT)
     engine.step(one, TOKENS[:9])
     engine.step(other, TOKENS[20:40])
@@ -164,16 +164,16 @@ def test_texts_at_a_time_have_memory_of_their_own(engine: DeviceEngine) -> None:
 
 
 def test_a_cache_of_another_size_lets_go_of_what_was_recorded(
-    engine: DeviceEngine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.runtime.device.seats.SMALLEST", 16)
+    monkeypatch.setattr("edge.runtime.engine.graphs.seats.SMALLEST", 16)
     cache = engine.make_cache(10)
     for token in TOKENS[:6]:
-        engine.choose(cache, token[None])
+        engine.step(cache, token[None], want="tokens")
     assert max(gpu.seen.runs) == 1
     del cache
     larger = engine.make_cache(20)
-    engine.choose(larger, TOKENS[:1])
+    engine.step(larger, TOKENS[:1], want="tokens")
     gc.collect()
     assert gpu.seen.released == [1]
 
@@ -192,22 +192,22 @@ def test_the_least_recently_replayed_step_goes_first() -> None:
 def test_texts_of_an_encoder_leave_nothing_behind(tmp_path: Path, gpu: FakeCuda) -> None:
     """Each text's keys and values are in other memory, and of their steps no more is kept than of recorded ones."""
     pair = pair_of("t5", tmp_path, Wanted(CUDA))
-    engine, seats = DeviceEngine(pair, Variant(target=CUDA), gpu), set()
+    engine, seats = Engine(pair, Variant(target=CUDA), gpu), set()
     assert engine.encoder is not None
     for length in range(3, 40):
         cache = engine.new_cache(CONTEXT, engine.encoder.encode_text(TOKENS[:length]))
         for token in TOKENS[:5]:
             engine.step(cache, token[None])
         seats.add(id(cache.seat))
-        bound = engine._bound[cache.seat]
+        bound = engine.graphs._steps._bound[cache.seat]
         del cache
     assert len(seats) == 1
     known = [len(binding._bound._known) for binding in bound.values()]
     assert max(known) <= MOST + REMEMBERED and len(engine.session.captures) <= MOST
 
 
-def test_sessions_of_steps_alone_are_recorded(engine: DeviceEngine, gpu: FakeCuda) -> None:
-    engine.candidates(engine.new_cache(CONTEXT), TOKENS[:4])
+def test_sessions_of_steps_alone_are_recorded(engine: Engine, gpu: FakeCuda) -> None:
+    engine.step(engine.new_cache(CONTEXT), TOKENS[:4], want="candidates")
     assert [options.get("enable_cuda_graph") for options in gpu.seen.options] == ["1", None]
 
 
@@ -245,19 +245,19 @@ def content(gpu: FakeCuda, buffer: Buffer) -> Any:
     return found.view(np.uint16) if buffer.dtype == BFLOAT16 else found
 
 
-def test_keys_values_and_logits_stay_on_the_device(engine: DeviceEngine, bundle: Bundle) -> None:
+def test_keys_values_and_logits_stay_on_the_device(engine: Engine, bundle: Bundle) -> None:
     cache = engine.new_cache(CONTEXT)
     engine.step(cache, TOKENS[:20])
-    engine.choose(cache, TOKENS[20:21])
-    engine.candidates(cache, TOKENS[21:22])
+    engine.step(cache, TOKENS[20:21], want="tokens")
+    engine.step(cache, TOKENS[21:22], want="candidates")
     assert all(buffer.memory.host is None for pair in cache.memory for buffer in pair)  # type: ignore[attr-defined]
-    results = {asked: step.result for (_, _, asked), step in engine._steps[cache.seat].items()}
+    results = {asked: step.result for (_, _, asked), step in engine.graphs._steps._steps[cache.seat].items()}
     assert results["candidates"].memory.host is None  # type: ignore[attr-defined]
     assert results["tokens"].memory.host is not None  # type: ignore[attr-defined]
 
 
 def test_a_full_device_says_what_would_fit(
-    engine: DeviceEngine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, allocate = 40_000, FakeCuda.allocate
 
@@ -267,7 +267,7 @@ def test_a_full_device_says_what_would_fit(
         return allocate(self, shape, dtype)
 
     monkeypatch.setattr(FakeCuda, "allocate", some)
-    engine.seats = Seats(2**14)
+    engine.graphs.seats = Seats(2**14)
     cache = engine.make_cache(2**13)
     with pytest.raises(
         InputError, match=r"for a KV cache of 8192 tokens, and would have some for \d+; choose --context"
@@ -276,7 +276,7 @@ def test_a_full_device_says_what_would_fit(
 
 
 def test_a_device_that_is_full_in_the_middle_is_a_sentence(
-    engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 7")
@@ -290,13 +290,13 @@ def test_a_memory_limit_is_kept_by_a_shorter_context_or_refused(bundle: Bundle, 
     plan = plan_for(bundle, read_device_target(bundle, CUDA), CONTEXT)
     assert plan.row == 2 * 2 * sum(layer.heads * layer.head_dim for layer in bundle.manifest.kv.layers)
     limit = plan.weights + plan.workspace + 40 * plan.row
-    engine = DeviceEngine(bundle, Variant(target=CUDA, limit=limit), gpu)
+    engine = Engine(bundle, Variant(target=CUDA, limit=limit), gpu)
     assert engine.context == 40
     assert gpu.seen.options[0]["gpu_mem_limit"] == str(limit - 40 * plan.row), "what the KV cache leaves"
     with pytest.raises(InputError, match="of 64 tokens, and --memory gives it .* MB; a context of 40 would fit"):
-        DeviceEngine(bundle, Variant(target=CUDA, limit=limit, context=64), gpu)
+        Engine(bundle, Variant(target=CUDA, limit=limit, context=64), gpu)
     with pytest.raises(InputError, match="that is too little for its weights"):
-        DeviceEngine(bundle, Variant(target=CUDA, limit=1000), gpu)
+        Engine(bundle, Variant(target=CUDA, limit=1000), gpu)
 
 
 # Sampling

@@ -19,12 +19,12 @@ from with_drafts import drafted
 from edge.runtime.decode.beam import beam_search, new_cache
 from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.draft import Draft
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.skip import first
 from edge.runtime.skip.base import AllLayers
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.ffn import FeedForward
 from edge.runtime.skip.skipdecode import SkipDecode
 from edge.runtime.speculate.base import Budget
@@ -65,12 +65,12 @@ def pair(folder: Path, config: PreTrainedConfig) -> Pair:
     return Pair(folder / "whole", model, float_matrices(TinyCheckpoint(model)))
 
 
-def segmented(made: Pair, unit: int | str) -> SegmentedEngine:
+def segmented(made: Pair, unit: int | str) -> Engine:
     bundle = in_units(made.engine.bundle, unit)
-    return SegmentedEngine(bundle, Variant(policy=AllLayers(bundle)))
+    return Engine(bundle, Variant(policy=AllLayers(bundle)))
 
 
-def read(engine: SegmentedEngine) -> SegmentedCache:
+def read(engine: Engine) -> SegmentedCache:
     assert engine.encoder is not None
     return engine.new_cache(cross=engine.encoder.encode_text(SOURCE))
 
@@ -106,8 +106,8 @@ def test_a_layer_that_no_token_runs_through_might_not_be_there(tmp_path: Path, n
     shorter = copy.deepcopy(made.model)
     del (shorter.decoder.block if name.endswith("t5") else shorter.model.decoder.layers)[2]
     target = np.array([0, 7, 9, 11, 4, 5])
-    cache, route, steps = read(engine), engine.leaving_out([2]), []
-    with engine.through(cache, route):
+    cache, route, steps = read(engine), engine.routes.leaving_out([2]), []
+    with engine.routes.through(cache, route):
         for piece in (target[:3], target[3:4], target[4:]):
             steps.append(engine.step(cache, piece, np.arange(len(piece))).copy())
     made.model = shorter
@@ -117,13 +117,13 @@ def test_a_layer_that_no_token_runs_through_might_not_be_there(tmp_path: Path, n
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Path, name: str) -> None:
     engine = segmented(pair(tmp_path, CONFIGS[name]), 1)
-    route = engine.leaving_out([1])
+    route = engine.routes.leaving_out([1])
     given = np.array([0, 7, 9, 11])
 
     def prompt() -> SegmentedCache:
         cache = read(engine)
         engine.step(cache, given[:2])
-        with engine.through(cache, route):
+        with engine.routes.through(cache, route):
             engine.step(cache, given[2:])  # layer 1 does not see these
         return cache
 
@@ -133,7 +133,7 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
     for i, token in enumerate((20, 30)):
         alone = engine.step(prompt(), np.array([token, token]), np.arange(1))
         np.testing.assert_allclose(tree[i], alone[0], atol=1e-4)
-    cache.compact([0, 1, 2, 3, 5])  # the second branch goes on
+    cache.copy_rows([0, 1, 2, 3, 5])  # the second branch goes on
     assert cache.held.tolist() == [5, 3, 5, 5]
     after = engine.step(cache, np.array([8, 8]), np.arange(1))
     straight = prompt()
@@ -150,8 +150,8 @@ def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: st
     routers = np.random.default_rng(1).standard_normal((len(units), bundle.manifest.dims.hidden_size + 1))
     routers[:, -1] = 0
     parts = in_units(bundle, 1, routers)
-    engine = SegmentedEngine(parts, Variant(policy=first.make(parts, "skip=1")))
-    apart = SegmentedEngine(parts, Variant(policy=AllLayers(parts)))
+    engine = Engine(parts, Variant(policy=first.make(parts, "skip=1")))
+    apart = Engine(parts, Variant(policy=AllLayers(parts)))
     for seed in range(4):
         source = np.random.default_rng(seed).integers(3, 97, 9)
         caches = []
@@ -160,13 +160,13 @@ def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: st
             caches.append(each.new_cache(cross=each.encoder.encode_text(source)))
             caches[-1].prompt = len(prompt)
             each.step(caches[-1], prompt)
-        run = engine.policy.route(caches[0], 1)
-        (left,) = set(engine.everything) - set(run)
+        run = engine.routes.policy.route(caches[0], 1)
+        (left,) = set(engine.routes.everything) - set(run)
         found = engine.step(caches[0], np.array([40]))
-        with apart.through(caches[1], apart.leaving_out([left])):
+        with apart.routes.through(caches[1], apart.routes.leaving_out([left])):
             wanted = apart.step(caches[1], np.array([40]))
         np.testing.assert_allclose(found, wanted, atol=1e-5)
-        said.append(engine.policy.means(caches[0]))  # type: ignore[attr-defined]
+        said.append(engine.routes.policy.means(caches[0]))  # type: ignore[attr-defined]
         assert left == units[int(said[-1].argmin())]
     assert np.ptp(said, axis=0).min() > 1e-3
 
@@ -174,7 +174,7 @@ def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: st
 def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Path) -> None:
     made = pair(tmp_path, T5)
     parts = in_units(made.engine.bundle, "ffn")
-    engine = SegmentedEngine(parts, Variant(policy=FeedForward(parts, 1)))
+    engine = Engine(parts, Variant(policy=FeedForward(parts, 1)))
     given, found = np.arange(30, 42), []
     for trees in (False, True):
         cache = read(engine)
@@ -186,7 +186,7 @@ def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Pa
         cache.prompt = len(given)
         engine.step(cache, given[:6])
         found.append(engine.step(cache, given[6:], np.arange(6)).copy())
-        assert engine.policy.route(cache, 1) != engine.everything
+        assert engine.routes.policy.route(cache, 1) != engine.routes.everything
     assert np.array_equal(*found)
 
 
@@ -195,7 +195,7 @@ def test_an_answers_drafted_tokens_run_through_its_own_layers(tmp_path: Path, st
     """Those of the first step too, which holds a prompt of one token."""
     made = pair(tmp_path, T5)
     parts = in_units(made.engine.bundle, "ffn")
-    engine = SegmentedEngine(parts, Variant(policy=FeedForward(parts, 1)))
+    engine = Engine(parts, Variant(policy=FeedForward(parts, 1)))
     rows = list[np.ndarray]()
 
     def greedy(logits: np.ndarray) -> int:
@@ -235,8 +235,8 @@ def test_layers_fall_by_the_place_in_the_text_not_by_the_rows_of_beams(tmp_path:
     """Rows of dead beams are given up now and then; no layer comes back by that, which would miss rows."""
     made = pair(tmp_path, T5)
     parts = in_units(made.engine.bundle, 1)
-    engine, routes, lengths = SegmentedEngine(parts, Variant(policy=SkipDecode(parts, 2, 4))), list[int](), list[int]()
-    route = engine.policy.route
+    engine, routes, lengths = Engine(parts, Variant(policy=SkipDecode(parts, 2, 4))), list[int](), list[int]()
+    route = engine.routes.policy.route
 
     def noted(cache: SegmentedCache, size: int) -> tuple[int, ...]:
         found = route(cache, size)
@@ -244,7 +244,7 @@ def test_layers_fall_by_the_place_in_the_text_not_by_the_rows_of_beams(tmp_path:
         lengths.append(cache.length)
         return found
 
-    engine.policy.route = noted  # type: ignore[method-assign]
+    engine.routes.policy.route = noted  # type: ignore[method-assign]
     options = BeamOptions(beams=4, max_tokens=60)
     assert engine.encoder is not None
     cache = new_cache(engine, 1, options, engine.encoder.encode_text(SOURCE))

@@ -18,7 +18,6 @@ from edge.extras import install
 from edge.runtime.check.perplexity import windows
 from edge.runtime.check.skip_policies import PolicyLogits, measure
 from edge.runtime.load import open_engine
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.tokenizer import Text
 
 TEXT = " ".join(SENTENCES * 3)
@@ -37,11 +36,11 @@ def test_the_answers_tokens_are_scored_as_torch_scores_them(by_layer: Bundle, si
     texts = windows(Text(by_layer).encode(TEXT), by_layer.manifest.tokens, window=window)[:1]
     (found,) = measure(by_layer, ["skipdecode:3-6"], texts, window=window, given=given)
     engine = open_engine(by_layer, skip="skipdecode:3-6", context=window)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     cache, ran = engine.new_cache(window), np.ones((6, window), bool)
     cache.prompt = given
     for cache.length in range(given, window):
-        route = engine.policy.route(cache, 1)
+        route = engine.routes.policy.route(cache, 1)
         ran[:, cache.length] = [i in route for i in range(6)]
     model, ids = torch_model(six_layers), texts[0]
     for skipped, expected in ((ran, found.perplexity), (np.ones_like(ran), found.perplexity_unskipped)):
@@ -63,7 +62,7 @@ def test_a_policy_that_leaves_nothing_out_costs_nothing(by_half: Bundle) -> None
 
 def test_policies_see_each_window_as_a_prompt_and_an_answer(by_layer: Bundle) -> None:
     engine = open_engine(by_layer, skip="skipdecode:3-6", context=80)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     source = PolicyLogits(engine, 80, 30)
     ids = np.arange(20, 100)
     pieces = [piece.copy() for piece in source.logits(ids)]

@@ -18,8 +18,7 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.runtime.decode.text2text_options import Text2TextOptions
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.speech.transcribe import Transcriber
 from edge.runtime.text2text import Text2Text
 
@@ -56,7 +55,7 @@ def t5(tiny_t5: tuple[Any, Any, Path], tmp_path_factory: pytest.TempPathFactory)
 
 def loaded(bundle: Bundle, skip: str, **options: Any) -> Text2Text:
     model = edge.load(bundle.root, skip=skip, **options)
-    assert isinstance(model, Text2Text) and isinstance(model.engine, SegmentedEngine) is (skip != "off")
+    assert isinstance(model, Text2Text) and model.engine.routes is not None is (skip != "off")
     return model
 
 
@@ -79,7 +78,7 @@ def test_unified_answers_as_transformers_does_without_these_layers(
             out = shorter.generate(given, do_sample=False, num_beams=beams, use_cache=False)
         wanted.append(out[0].tolist())
     engine = loaded(t5, "unified:0.4").engine
-    assert isinstance(engine, SegmentedEngine) and engine.policy.route(engine.new_cache(), 1) == (0, 3)
+    assert engine.routes is not None and engine.routes.policy.route(engine.new_cache(), 1) == (0, 3)
     found = answers(t5, "unified:0.4", beams)
     assert [[0, *each] for each in found] == wanted
     assert found != answers(t5, "off", beams) and len(set(map(tuple, found))) > 1

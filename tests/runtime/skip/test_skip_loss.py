@@ -25,10 +25,10 @@ from edge.errors import InputError
 from edge.golden import Golden, GoldenCase, TopLogits, read_golden
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.check.skip_policies import PolicyLogits
+from edge.runtime.engine.engine import Engine
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
 from edge.runtime.skip import loss
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.loss import TOKENS, WORST, SkipLoss
 
 OF_LAYERS = ["unified:0.34", "skipdecode:2-5"]
@@ -64,7 +64,7 @@ def routed(by_layer: Bundle, tmp_path: Path) -> Bundle:
 
 def measured(bundle: Bundle, skip: str) -> SkipLoss:
     engine = open_engine(bundle, skip=skip)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     return loss.measure(engine)
 
 
@@ -81,7 +81,7 @@ def check_against_an_evaluation(bundle: Bundle, skip: str, rounding: float, apar
     for case in read_golden(bundle).cases:
         text, given = np.array([*case.prompt_ids, *case.greedy_ids]), len(case.prompt_ids)
         engine = open_engine(bundle, skip=skip, context=len(text))
-        assert isinstance(engine, SegmentedEngine)
+        assert engine.routes is not None
         whole = EngineLogits(open_engine(bundle, context=len(text), kv=engine.kv.dtype), len(text))
         agreement = compare(whole, PolicyLogits(engine, len(text), given), [text], given=given)
         tokens += agreement.tokens
@@ -208,7 +208,7 @@ def test_drafts_and_measurements_are_never_refused(by_layer: Bundle, tmp_path: P
     assert main(["eval", bundle, "--text", str(text), "--window", "40", "--tokens", "40", *skip]) == 0
     assert main(["eval", bundle, "--qa", str(tasks), "--max-tokens", "2", *skip]) == 0
     assert main(["profile", bundle, "--seconds", "1", *skip]) == 0
-    assert isinstance(open_engine(by_layer, skip="unified:0.34"), SegmentedEngine)
+    assert open_engine(by_layer, skip="unified:0.34").routes is not None
 
 
 WAYS = {
@@ -258,7 +258,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows with each measurement."""
     made, measure = list[str](), loss.measure
 
-    def watched(engine: SegmentedEngine) -> SkipLoss:
+    def watched(engine: Engine) -> SkipLoss:
         made.append(engine.bundle.manifest.name)
         return measure(engine)
 
@@ -341,7 +341,7 @@ def test_without_a_cache_folder_it_is_measured_each_time(
 def test_a_limit_of_memory_holds_while_it_is_measured(by_layer: Bundle) -> None:
     """Steps are as large as the plan allows for others."""
     engine = open_engine(by_layer, skip="unified:0.34", memory="1GB", context=64)
-    assert isinstance(engine, SegmentedEngine) and engine.plan is not None
+    assert engine.routes is not None and engine.plan is not None
     sizes, step = list[int](), engine.step
 
     def watched(cache: Any, tokens: Any, *more: Any, **others: Any) -> Any:
@@ -359,7 +359,7 @@ def test_a_limit_of_memory_holds_while_it_is_measured(by_layer: Bundle) -> None:
 
 def test_a_source_is_cut_where_memory_has_room_for_less(t5: Bundle) -> None:
     engine = open_engine(t5, skip="unified:0.25")
-    assert isinstance(engine, SegmentedEngine) and engine.encoder is not None
+    assert engine.routes is not None and engine.encoder is not None
     engine.encoder.max_length = 2
     assert min(len(case.source_ids) for case in read_golden(t5).cases) > 2
     assert loss.measure(engine).tokens >= TOKENS
@@ -368,10 +368,10 @@ def test_a_source_is_cut_where_memory_has_room_for_less(t5: Bundle) -> None:
 def test_what_a_policy_does_in_the_course_of_an_answer_is_measured_to_its_end(by_layer: Bundle) -> None:
     """SkipDecode's layers fall over hundreds of tokens of an answer, of which few are recorded."""
     engine = open_engine(by_layer, skip="skipdecode:2-6")
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     routes = set[tuple[int, ...]]()
-    route = engine.policy.route
-    engine.policy.route = lambda cache, size: routes.add(found := route(cache, size)) or found  # type: ignore
+    route = engine.routes.policy.route
+    engine.routes.policy.route = lambda cache, size: routes.add(found := route(cache, size)) or found  # type: ignore
     loss.measure(engine)
     assert {len(each) for each in routes} == {2, 3, 4, 5, 6}
 

@@ -21,10 +21,10 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import BundleError, EdgeError, InputError
 from edge.manifest import File, Segment
+from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip import make_policy, skipdecode
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.first import First
 from edge.runtime.skip.skipdecode import SkipDecode
 from edge.runtime.skip.unified import Unified, spread
@@ -52,7 +52,7 @@ def model(bundle: Bundle, skip: str, *, speculate: str = "off", exact: bool = Fa
 
 def test_unified_is_the_model_without_these_layers(by_layer: Bundle, six_layers: Path) -> None:
     engine = open_engine(by_layer, skip="unified:0.34", context=64)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     torch = torch_model(six_layers)
     ids = np.arange(20, 40)
     cache = engine.new_cache()
@@ -114,13 +114,13 @@ def test_skipdecode_bypasses_lower_to_middle_layers(by_layer: Bundle) -> None:
 
 def test_skipdecode_answers_as_torch_does(by_layer: Bundle, six_layers: Path) -> None:
     engine = open_engine(by_layer, skip="skipdecode:3-6", context=64)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     cache, ids = engine.new_cache(30), np.arange(40, 70)
     cache.prompt = 8
     found = [*engine.step(cache, ids[:8], np.arange(8)).copy()]
     ran = np.ones((LAYERS, 30), bool)
     for t in range(8, 30):
-        route = engine.policy.route(cache, 1)
+        route = engine.routes.policy.route(cache, 1)
         ran[:, t] = [i in route for i in range(LAYERS)]
         found.append(engine.step(cache, ids[t : t + 1])[0].copy())
         assert all(cache.held[g] == cache.length for g in route)
@@ -170,12 +170,12 @@ def test_first_leaves_out_what_the_prompts_mean_says(routed: Bundle, six_layers:
     ):
         for chunk in (30, 7):
             engine = open_engine(routed, skip=setting, context=64)
-            assert isinstance(engine, SegmentedEngine) and isinstance(engine.policy, First)
+            assert engine.routes is not None and isinstance(engine.routes.policy, First)
             cache = engine.new_cache()
             cache.prompt = len(ids)
             for start in range(0, len(ids), chunk):
                 engine.step(cache, ids[start : start + chunk])
-            np.testing.assert_allclose(engine.policy.means(cache), means, atol=1e-4)
+            np.testing.assert_allclose(engine.routes.policy.means(cache), means, atol=1e-4)
             for token in (5, 6, 7):
                 engine.step(cache, np.array([token]))
             held = [33, *(30 if unit in out else 33 for unit in range(3)), 33, 33]
@@ -196,13 +196,13 @@ def test_ffn_leaves_out_the_blocks_that_turn_the_stream_least(by_half: Bundle, s
         for b, a in zip(seen[1:4], after[2:5], strict=True)
     ]
     engine = open_engine(by_half, skip="ffn:0.34", context=64)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     cache = engine.new_cache()
     cache.prompt = len(ids)
     engine.step(cache, ids)
-    policy = engine.policy
+    policy = engine.routes.policy
     np.testing.assert_allclose(policy.means(cache), [c.mean() for c in cosines], atol=1e-4)  # type: ignore[attr-defined]
-    left_out = set(engine.everything) - set(policy.route(cache, 1))
+    left_out = set(engine.routes.everything) - set(policy.route(cache, 1))
     kept = int(np.argmin([c.mean() for c in cosines]))
     assert left_out == {2 * (i + 1) for i in range(3) if i != kept}
     engine.step(cache, ids[:1])
@@ -247,9 +247,9 @@ def test_answers_in_threads_are_those_alone(
 ) -> None:
     """Prompts that a policy observes are observed unit by unit in turns."""
     shared = model(by_half if skip.startswith("ffn") else routed, skip)
-    assert isinstance(shared.engine, SegmentedEngine)
+    assert isinstance(shared.engine, Engine)
     alone = [shared.generate(question, OPTIONS).token_ids for question in QUESTIONS]
-    policy, turn = shared.engine.policy, threading.Barrier(len(QUESTIONS))
+    policy, turn = shared.engine.routes.policy, threading.Barrier(len(QUESTIONS))
     observe = policy.observe
 
     def in_turns(*args: Any) -> None:
@@ -301,7 +301,7 @@ def test_chats_with_drafts_under_a_policy_go_as_chats_without(
 
 def test_a_draft_ends_where_the_layers_of_an_answer_fall(routed: Bundle) -> None:
     engine = open_engine(routed, skip="skipdecode:2-6", context=400)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     cache = engine.new_cache(60)
     engine.step(cache, np.arange(20, 30))
     cache.prompt = 10
@@ -309,7 +309,7 @@ def test_a_draft_ends_where_the_layers_of_an_answer_fall(routed: Bundle) -> None
     while cache.room:
         found = set()
         for _ in range(engine.max_exact_step(cache)):
-            found.add(engine.policy.route(cache, 1))
+            found.add(engine.routes.policy.route(cache, 1))
             engine.step(cache, np.array([40]))
         routes += found
     assert len(routes) == len(set(routes)) == 5, "as many tokens as a level has, and none of the next one"

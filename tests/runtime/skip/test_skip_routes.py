@@ -21,14 +21,15 @@ from edge.bundle import Bundle
 from edge.manifest import INT8, KV8, SKIP, Segment
 from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.route import Route
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import TOKENS
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.kernels.units import Units, take_units
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
-from edge.runtime.skip.base import AllLayers, FixedRoute, Route
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.base import AllLayers, FixedRoute
 from edge.runtime.skip.ffn import ByToken, limit
 from edge.runtime.skip.units import InUnits, in_units, spans
 from edge.runtime.text.tokenizer import Text
@@ -45,11 +46,11 @@ def kernels() -> None:
         pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
 
 
-def over(bundle: Bundle, context: int = 64, **more: Any) -> SegmentedEngine:
-    return SegmentedEngine(bundle, Variant(policy=AllLayers(bundle), context=context, **more))
+def over(bundle: Bundle, context: int = 64, **more: Any) -> Engine:
+    return Engine(bundle, Variant(policy=AllLayers(bundle), context=context, **more))
 
 
-def routed(bundle: Bundle, *, halves: bool = False, **more: Any) -> SegmentedEngine:
+def routed(bundle: Bundle, *, halves: bool = False, **more: Any) -> Engine:
     found = in_units(bundle, halves=halves)
     assert isinstance(found, InUnits)
     return over(found, **more)
@@ -65,7 +66,7 @@ def same_steps(a: Engine, b: Engine) -> None:
             if rows is not None:
                 for cache in (one, other):
                     cache.truncate(cache.length - size)
-    assert np.array_equal(a.choose(one, tokens[:1]), b.choose(other, tokens[:1]))
+    assert np.array_equal(a.step(one, tokens[:1], want=TOKENS), b.step(other, tokens[:1], want=TOKENS))
 
 
 def test_the_whole_route_is_the_whole_graph_of_a_bundle_without_segments(quantized: list[Bundle]) -> None:
@@ -89,8 +90,8 @@ def test_a_route_leaves_out_what_guards_do(quantized: list[Bundle], halves: bool
     """Random routes, steps of many sizes, and roll-backs: the same logits and the same rows, bit for bit."""
     bundle = quantized[2 if halves else 1]
     guards, routes = over(bundle, 128), routed(quantized[0], halves=halves, context=128)
-    units = guards.everything
-    assert routes.everything == units and guards.variant.role == SKIP
+    units = guards.routes.everything
+    assert routes.routes.everything == units and guards.variant.role == SKIP
     for seed in range(6):
         rng = np.random.default_rng(seed)
         caches = [engine.new_cache() for engine in (guards, routes)]
@@ -103,7 +104,7 @@ def test_a_route_leaves_out_what_guards_do(quantized: list[Bundle], halves: bool
             out, tokens = [i for i in units[1:-1] if rng.random() < 0.5], rng.integers(3, 300, size)
             found = []
             for engine, cache in zip((guards, routes), caches, strict=True):
-                with engine.through(cache, engine.leaving_out(out)):
+                with engine.routes.through(cache, engine.routes.leaving_out(out)):
                     found.append(engine.step(cache, tokens, np.arange(size)).copy())
             assert np.array_equal(*found), (seed, out)
         a, b = caches
@@ -122,21 +123,22 @@ def test_each_sequence_of_a_step_may_run_through_other_layers(
     """Random routes for each of up to five sequences: the logits and the rows of each alone, bit for bit."""
     engine = routed(quantized[0], halves=halves, **kv)
     slots, rng = Slots(engine.new_cache(), 5), np.random.default_rng(3)
-    step = BatchStep(engine, slots, 5, len(engine.everything))
+    step = BatchStep(engine, slots, 5, len(engine.routes.everything))
     pairs = [(engine.new_cache(), engine.new_cache()) for _ in range(5)]
     for slot, (together, alone) in enumerate(pairs):
         slots.give(together, slot)
         prompt = rng.integers(3, 300, rng.integers(2, 9))
         for cache in (together, alone):
             engine.step(cache, prompt)
-    middle, odds = engine.everything[1:-1], [0.0, 0.2, 0.5, 0.8, 1.0]
+    middle, odds = engine.routes.everything[1:-1], [0.0, 0.2, 0.5, 0.8, 1.0]
     for turn in range(12):
         count = 5 if turn < 8 else 3
-        routes = [engine.leaving_out([i for i in middle if rng.random() < odds[(turn + n) % 5]]) for n in range(count)]
+        left_out = [[i for i in middle if rng.random() < odds[(turn + n) % 5]] for n in range(count)]
+        routes = [engine.routes.leaving_out(each) for each in left_out]
         tokens = rng.integers(3, 300, count).tolist()
         found = step.run([together for together, _ in pairs[:count]], tokens, routes).copy()
         for n, (_, alone) in enumerate(pairs[:count]):
-            with engine.through(alone, routes[n]):
+            with engine.routes.through(alone, routes[n]):
                 assert np.array_equal(engine.step(alone, np.array(tokens[n : n + 1]))[0], found[n]), (turn, n)
     for together, alone in pairs[:count]:  # others have left their slots
         assert np.array_equal(together.held, alone.held)
@@ -151,7 +153,7 @@ def test_a_layer_that_no_token_runs_through_keeps_its_rows_as_they_are(quantized
     cache = engine.new_cache()
     engine.step(cache, np.arange(20, 30))
     before = [(key.copy(), value.copy()) for key, value in cache.buffers]
-    with engine.through(cache, engine.leaving_out([2, 3])):
+    with engine.routes.through(cache, engine.routes.leaving_out([2, 3])):
         for token in range(40, 50):
             engine.step(cache, np.array([token]))
     same = [all(map(np.array_equal, now, then)) for now, then in zip(cache.buffers, before, strict=True)]
@@ -229,9 +231,9 @@ def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(
 ) -> None:
     """The tokens of one step decide by themselves; each then says what it says on a route of what it ran through."""
     engine = open_engine(quantized[0], skip="ffn:token=0.34", context=256, kv=kv)
-    assert isinstance(engine, SegmentedEngine) and isinstance(engine.policy, ByToken)
+    assert engine.routes is not None and isinstance(engine.routes.policy, ByToken)
     plain = routed(quantized[0], halves=True, context=256, **({"role": KV8, "kv": INT8} if kv == "int8" else {}))
-    policy, rng = engine.policy, np.random.default_rng(7)
+    policy, rng = engine.routes.policy, np.random.default_rng(7)
     a, b, prompt = engine.new_cache(), plain.new_cache(), rng.integers(3, 300, 48)
     a.prompt = len(prompt)
     assert np.array_equal(engine.step(a, prompt), plain.step(b, prompt))
@@ -243,7 +245,7 @@ def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(
         found = engine.step(a, tokens, np.arange(size)).copy()
         assert a.last_step is not None
         ran = a.last_step[1].ran.array  # type: ignore[attr-defined]
-        assert engine.layers_run(a) == LAYERS * size - (~ran).sum() / 2
+        assert engine.routes.layers_run(a) == LAYERS * size - (~ran).sum() / 2
         for i in range(size):
             route = tuple(int(unit) for unit in np.flatnonzero(ran[:, i]))
             with plain.through(b, route):
@@ -292,7 +294,7 @@ def test_drafts_are_checked_by_what_each_token_decides(quantized: list[Bundle], 
 def test_drafts_of_parts_of_the_model_need_no_segments(quantized: list[Bundle], drafter: str, kv: str) -> None:
     plain = edge.load(quantized[0].root, kind=Model, speculate="off", context=256, kv=kv)
     model = edge.load(quantized[0].root, kind=Model, speculate=drafter, context=256, kv=kv)
-    assert isinstance(model.engine, SegmentedEngine) is drafter.startswith("self")
+    assert model.engine.routes is not None is drafter.startswith("self")
     for question in QUESTIONS:
         wanted = plain.generate(question, max_tokens=24).token_ids
         assert model.generate(question, max_tokens=24).token_ids == wanted
@@ -320,11 +322,11 @@ def test_a_route_for_another_number_of_units_is_refused(quantized: list[Bundle])
     cache, provider = engine.new_cache(), engine.provider
     engine.step(cache, np.arange(5))
     for units in (LAYERS - 1, LAYERS + 1, 0):
-        binding = engine._bind(cache, 1)
+        binding = engine.graphs._bind(cache, 1)
         binding.share({"units.run": provider.adopt(np.ones(units, np.bool_))})
-        step = engine._make_step(cache, 1, 1, engine._outputs_for(cache, 1, "logits"))
+        step = engine.graphs._step(cache, 1, 1, "logits")
         with pytest.raises(Exception, match=r"units\.run"):
-            step.run(cache, engine.everything, None, binding)
+            step.run(cache, engine.routes.everything, None, binding)
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 2), (4, 3), (4, 5), (1, 0)])
@@ -332,12 +334,12 @@ def test_a_route_for_another_number_of_rows_is_refused(quantized: list[Bundle], 
     engine = routed(quantized[0])
     cache, provider = engine.new_cache(), engine.provider
     engine.step(cache, np.arange(5))
-    binding = engine._bind(cache, tokens)
+    binding = engine.graphs._bind(cache, tokens)
     binding.share({"units.run": provider.adopt(np.ones((LAYERS, rows), np.bool_))})
-    step = engine._make_step(cache, tokens, 1, engine._outputs_for(cache, 1, "logits"))
-    cache.append(np.arange(5, 5 + tokens), engine.everything, alike=False)
+    step = engine.graphs._step(cache, tokens, 1, "logits")
+    cache.append(np.arange(5, 5 + tokens), engine.routes.everything, alike=False)
     with pytest.raises(Exception, match=r"route is of|the number of the step's rows is 0"):
-        step.run(cache, engine.everything, None, binding)
+        step.run(cache, engine.routes.everything, None, binding)
 
 
 @pytest.mark.parametrize("guards", [False, True])
@@ -353,11 +355,11 @@ def test_a_policy_whose_route_is_none_is_refused_before_the_step(
     cache = engine.new_cache()
     wanted = engine.step(cache, np.arange(5)).copy()
     cache.truncate(0)
-    engine.policy = FixedRoute(route)
+    engine.routes.policy = FixedRoute(route)
     with pytest.raises(edge.InputError, match="0 to 5, in this order, of which the first and the last one run in"):
         engine.step(cache, np.arange(5))
     assert cache.length == 0, "nothing of it is left"
-    engine.policy = AllLayers(engine.bundle)
+    engine.routes.policy = AllLayers(engine.bundle)
     assert np.array_equal(engine.step(cache, np.arange(5)), wanted)
 
 
@@ -373,7 +375,7 @@ def test_rows_that_a_policy_left_unwritten_are_not_there_for_later_steps(quantiz
 
     found = []
     for engine in (over(quantized[1]), routed(quantized[0])):
-        engine.policy = Wandering(())
+        engine.routes.policy = Wandering(())
         cache = engine.new_cache()
         found.append([engine.step(cache, np.array([7 + i])).copy() for i in range(20)])
         assert cache.held[1:-1].min() > 0 and cache.held[1:-1].max() < 20
@@ -451,7 +453,7 @@ def test_routers_decide_as_with_guards(
         if guards:
             monkeypatch.setattr("edge.runtime.load.as_asked", lambda bundle, *given: bundle)
         engine = open_engine(bundle, skip="first:skip=2", context=256, kv="float32")
-        assert isinstance(engine, SegmentedEngine) and engine.policy.watched[0] == 1
+        assert engine.routes is not None and engine.routes.policy.watched[0] == 1
         assert (engine.variant.role == SKIP) is guards
         model = Model(engine.bundle, engine, Text(bundle))
         found.append([model.generate(question, max_tokens=12).token_ids for question in QUESTIONS])

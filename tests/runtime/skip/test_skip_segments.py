@@ -22,20 +22,21 @@ import edge
 from edge.bundle import Bundle, open_bundle
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import KVLayer, KVLayout, sealed
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import TOKENS
 from edge.runtime.load import open_engine
 from edge.runtime.providers import open_provider
 from edge.runtime.skip import make_policy
 from edge.runtime.skip.base import AllLayers
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 
 LAYERS = 6  # of the small model
 STEPS = [37, 1, 1, 5, 1, 2, 16]
 
 
-def over(bundle: Bundle, context: int = 64) -> SegmentedEngine:
-    return SegmentedEngine(bundle, Variant(policy=AllLayers(bundle), context=context))
+def over(bundle: Bundle, context: int = 64) -> Engine:
+    return Engine(bundle, Variant(policy=AllLayers(bundle), context=context))
 
 
 def assert_units_are_the_whole_graph(bundle: Bundle) -> None:
@@ -52,7 +53,8 @@ def assert_units_are_the_whole_graph(bundle: Bundle) -> None:
             if rows is not None:
                 a.truncate(a.length - size)
                 b.truncate(b.length - size)
-                assert parts.chooses and np.array_equal(parts.choose(b, tokens, rows), expected.argmax(axis=1))
+                chosen = parts.step(b, tokens, rows, want=TOKENS)
+                assert parts.chooses and np.array_equal(chosen, expected.argmax(axis=1))
                 b.truncate(b.length - size)
 
 
@@ -114,7 +116,7 @@ def test_a_sliding_window_counts_the_rows_that_a_layer_has(tmp_path: Path) -> No
             tokens = rng.integers(3, 97, size)
             ids = np.concatenate([ids, tokens])
             ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(5)], size, axis=1)], axis=1)
-            with engine.through(cache, engine.leaving_out(out)):
+            with engine.routes.through(cache, engine.routes.leaving_out(out)):
                 logits = engine.step(cache, tokens, np.arange(size))
             expected = windowed_skipping_logits(model, ids, ran)[-size:]
             np.testing.assert_allclose(logits, expected, atol=1e-3, err_msg=f"seed {seed}, {len(ids)} tokens")
@@ -136,7 +138,7 @@ def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle
             tokens = rng.integers(3, 300, size)
             ids = np.concatenate([ids, tokens])
             ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(LAYERS)], size, axis=1)], axis=1)
-            with engine.through(cache, engine.leaving_out(out)):
+            with engine.routes.through(cache, engine.routes.leaving_out(out)):
                 logits = engine.step(cache, tokens, np.arange(size))
             expected = skipping_logits(model, ids, ran)[-size:]
             np.testing.assert_allclose(logits, expected, atol=2e-4, err_msg=f"seed {seed}, {len(ids)} tokens")
@@ -146,7 +148,7 @@ def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle
 def test_a_layer_that_joins_late_rotates_by_the_place_in_the_text(by_layer: Bundle, six_layers: Path) -> None:
     engine = over(by_layer)
     cache, ids = engine.new_cache(), np.arange(20, 31)
-    with engine.through(cache, engine.leaving_out([3])):
+    with engine.routes.through(cache, engine.routes.leaving_out([3])):
         engine.step(cache, ids[:9])
     found = [engine.step(cache, ids[i : i + 1])[0].copy() for i in (9, 10)]
     ran = np.ones((LAYERS, 11), bool)
@@ -159,17 +161,17 @@ def test_likeliest_tokens_are_asked_of_a_route(by_layer: Bundle) -> None:
     cache, tokens, rows = engine.new_cache(), np.arange(30, 41), np.arange(11)
     said = dict[tuple[int, ...], list[int]]()
     for out in ([], [2], [2, 4]):
-        route = engine.leaving_out(out)
-        with engine.through(cache, route):
+        route = engine.routes.leaving_out(out)
+        with engine.routes.through(cache, route):
             wanted = engine.step(cache, tokens, rows).argmax(axis=1)
             cache.truncate(0)
-            found = engine.choose(cache, tokens, rows)
+            found = engine.step(cache, tokens, rows, want=TOKENS)
         assert np.array_equal(found, wanted)
-        assert cache.held.tolist() == [11 if unit in route else 0 for unit in engine.everything]
+        assert cache.held.tolist() == [11 if unit in route else 0 for unit in engine.routes.everything]
         cache.truncate(0)
         said[tuple(out)] = found.tolist()
     assert said[()] != said[2,] != said[2, 4], "the routes differ, and so do these"
-    assert engine.choose(cache, tokens, rows).tolist() == said[()], "the next step is the policy's again"
+    assert engine.step(cache, tokens, rows, want=TOKENS).tolist() == said[()], "the next step is the policy's again"
 
 
 def test_a_route_is_of_one_cache_in_turns_and_in_threads(by_layer: Bundle) -> None:
@@ -179,7 +181,7 @@ def test_a_route_is_of_one_cache_in_turns_and_in_threads(by_layer: Bundle) -> No
 
     def answer(out: list[int]) -> Iterator[np.ndarray]:
         cache = engine.new_cache()
-        with engine.through(cache, engine.leaving_out(out)) if out else nullcontext():
+        with engine.routes.through(cache, engine.routes.leaving_out(out)) if out else nullcontext():
             for token in ids:
                 yield engine.step(cache, np.array([token]))[0].copy()
 
@@ -201,10 +203,10 @@ def test_a_route_is_of_one_cache_in_turns_and_in_threads(by_layer: Bundle) -> No
 def test_rolling_back_leaves_what_was_there_before(by_layer: Bundle) -> None:
     engine = over(by_layer)
     straight, wandering = engine.new_cache(), engine.new_cache()
-    prompt, draft, route = np.arange(30, 40), np.arange(50, 55), engine.leaving_out([2])
+    prompt, draft, route = np.arange(30, 40), np.arange(50, 55), engine.routes.leaving_out([2])
     for cache in (straight, wandering):
         engine.step(cache, prompt)
-    with engine.through(cache, route):
+    with engine.routes.through(cache, route):
         for token in draft:  # a drafter that leaves a layer out, whose tokens are dropped again
             engine.step(wandering, np.array([token]))
     wandering.truncate(len(prompt))
@@ -215,10 +217,10 @@ def test_rolling_back_leaves_what_was_there_before(by_layer: Bundle) -> None:
 
 def test_the_first_and_the_last_unit_cannot_be_left_out(by_layer: Bundle) -> None:
     engine = over(by_layer, 16)
-    assert engine.leaving_out([2, 3]) == (0, 1, 4, 5)
+    assert engine.routes.leaving_out([2, 3]) == (0, 1, 4, 5)
     for units in ([0], [2, 5], [6]):
         with pytest.raises(InputError, match="cannot be left out"):
-            engine.leaving_out(units)
+            engine.routes.leaving_out(units)
 
 
 def test_compacting_moves_each_layers_own_rows() -> None:
@@ -230,7 +232,7 @@ def test_compacting_moves_each_layers_own_rows() -> None:
         for layer in layers:
             for buffer in cache.buffers[layer]:
                 buffer[0, 0, : cache.held[unit], 0] = np.flatnonzero(cache.ran[unit, :6])
-    cache.compact([0, 2, 3, 5])
+    cache.copy_rows([0, 2, 3, 5])
     assert (cache.length, cache.held.tolist(), cache.last.tolist()) == (4, [3, 4], [2, 3])
     for layer, tokens in ((0, [0, 2, 5]), (1, [0, 2, 3, 5]), (2, [0, 2, 3, 5])):
         assert cache.buffers[layer][0][0, 0, : len(tokens), 0].tolist() == tokens
@@ -266,16 +268,16 @@ def test_tokens_that_ran_through_everything_are_counted_by_unit_once_some_did_no
                 continue  # several in turn
         elif kind < 0.3 and noted:
             kept = sorted(rng.sample(range(len(noted)), rng.randrange(len(noted) + 1)))
-            cache.compact(kept)
+            cache.copy_rows(kept)
             noted = [noted[i] for i in kept]
         elif kind < 0.4 and noted and all(len(route) == units for _, route in noted):
             start = rng.randrange(len(noted))
-            aside = cache.put_aside(start)
+            aside = cache.snapshot(start)
             cache.truncate(start)
             cache.sync()
             trial = np.array([at for at, _ in noted[start:]])
             cache.append(trial, (0, 3), alike=False)
-            cache.put_back(start, aside)
+            cache.restore(aside)
         else:
             size = min(rng.choice([1, 1, 1, 4]), cache.room)
             route = tuple(range(units)) if rng.random() < 0.7 else (0, *(u for u in (1, 2) if rng.random() < 0.5), 3)
@@ -300,7 +302,7 @@ def test_a_step_of_the_whole_model_counts_nothing_by_unit(by_layer: Bundle) -> N
         engine.step(cache, np.arange(3, 3 + size))
     cache.truncate(15)
     engine.step(cache, np.array([5]))
-    assert cache.held.tolist() == [16] * len(engine.everything)
+    assert cache.held.tolist() == [16] * len(engine.routes.everything)
 
 
 LAYER_OF_135M = 81_270_000 / 30  # bytes of SmolLM2-135M's bundle in int4, for each of its layers

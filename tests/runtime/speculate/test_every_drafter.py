@@ -28,9 +28,9 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import SamplingOptions, greedy, make_sampler
 from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
-from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.speculate.base import Budget, Drafter, Setting, find
 from edge.runtime.speculate.blend import SAID, SCORES, Blend
 from edge.runtime.speculate.layers import Choice
@@ -65,7 +65,7 @@ class Parts(PathEngine):
 
     def __init__(self) -> None:
         super().__init__(lambda path: follows(path, 0.6 if self.short else 1.0))
-        self.short = False
+        self.short, self.routes = False, self
         group = TensorGroup("attention", 1, 1, 8.0, 32, "x")
         self.bundle = SimpleNamespace(
             manifest=SimpleNamespace(kv=LAYOUT, dims=SimpleNamespace(num_layers=3), groups=[group])
@@ -272,14 +272,14 @@ def test_a_chat_goes_on_after_an_interruption_in_a_step_with_a_draft(
 ) -> None:
     """As Ctrl-C does it: nothing of the draft that was just run stays, and the next turn is that of a fresh run."""
     model = speculating(name, 300)
-    run, verified = model.engine._run, list[int]()
+    run, verified = model.engine.graphs.run, list[int]()
 
     def watched(cache: KVCache, tokens: np.ndarray, wanted: np.ndarray, *rest: Any) -> np.ndarray:
         if len(wanted) > 2:
             verified.append(len(wanted))
         return run(cache, tokens, wanted, *rest)
 
-    monkeypatch.setattr(model.engine, "_run", watched)
+    monkeypatch.setattr(model.engine.graphs, "run", watched)
     chat = model.chat()
     said = [*chat.stream(PROMPTS[0], GenerateOptions(max_tokens=80, interrupted=lambda: len(verified) == 3))]
     assert said[-1].finish_reason == "interrupted" and said[-1].timings.generated_tokens > 1

@@ -5,8 +5,9 @@ A clock moves on by what steps cost, of the model and of what drafts, and by not
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from edge.runtime.costs.curve import CostCurve, CurvePoint
 from edge.runtime.decode.draft import Draft
 from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import generate
-from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.graphs.segments import SegmentedGraph
+from edge.runtime.engine.graphs.whole import WholeGraph
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import DRAFTERS, OFF, runs_units
 from edge.runtime.speculate.planner import DRAWN_RISK, GUESSED_SLOPE, RISK, STAKE, Planner
 from edge.runtime.speculate.speculation import AnswerDrafts, make_speculation
@@ -58,11 +59,11 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def ran(self, engine: Engine, cache: Any, size: int) -> None:
-        share = SMALLER if engine.bundle.root == self._smaller else 1.0
-        if isinstance(engine, SegmentedEngine) and isinstance(cache, SegmentedCache) and cache.forced:
-            layers = sum(engine.weight(unit) for unit in cache.forced) / engine.bundle.manifest.dims.num_layers
-            head = head_share(engine.bundle)
+    def ran(self, graphs: Any, cache: Any, size: int) -> None:
+        share = SMALLER if graphs.bundle.root == self._smaller else 1.0
+        if isinstance(cache, SegmentedCache) and cache.forced:
+            layers = sum(map(graphs.weight, cache.forced)) / graphs.bundle.manifest.dims.num_layers
+            head = head_share(graphs.bundle)
             share *= head + (1 - head) * layers
         self.steps.append((size, share))
         self.now += share * self.curve.ms(size, 0) / 1000
@@ -93,15 +94,16 @@ def clock(request: pytest.FixtureRequest, bundles: list[Bundle], monkeypatch: py
     kernels = find_kernels()
     here = OTHERS if kernels is None else AVX2 if kernels.form == "avx2" else VNNI
     curve = {"VNNI": VNNI, "AVX2": AVX2, HERE: here}[request.param]
-    made, run = Clock(curve, bundles[1].root, request.param != HERE), Engine._ran
+    made = Clock(curve, bundles[1].root, request.param != HERE)
 
-    def timed(engine: Engine, cache: Any, tokens: Any, *rest: Any) -> Any:
-        found = run(engine, cache, tokens, *rest)
-        made.ran(engine, cache, len(tokens))
+    def timed(graphs: Any, cache: Any, tokens: Any, *rest: Any, run: Callable[..., Any]) -> Any:
+        found = run(graphs, cache, tokens, *rest)
+        made.ran(graphs, cache, len(tokens))
         return found
 
     monkeypatch.setattr("edge.runtime.speculate.speculation.clock", made)
-    monkeypatch.setattr(Engine, "_ran", timed)
+    for kind in (WholeGraph, SegmentedGraph):
+        monkeypatch.setattr(kind, "run", functools.partialmethod(timed, run=kind.run))
     return made
 
 

@@ -15,10 +15,10 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
 from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate import self as drafts
 from edge.runtime.speculate.base import Budget, Setting
 from edge.runtime.speculate.layers import WINDOW, Exits, Search, choice
@@ -51,10 +51,10 @@ def test_an_answer_is_the_same_bit_for_bit(
     assert tokens > 100
 
 
-def drafter(bundle: Bundle, setting: str | None = None) -> tuple[SegmentedEngine, drafts.SelfDraft]:
+def drafter(bundle: Bundle, setting: str | None = None) -> tuple[Engine, drafts.SelfDraft]:
     name = "self" if setting is None else f"self={setting}"
     engine = open_engine(bundle, context=200, threads=2, speculate=name)
-    assert isinstance(engine, SegmentedEngine)
+    assert engine.routes is not None
     return engine, drafts.make(Setting(bundle, 200, setting, engine=engine))
 
 

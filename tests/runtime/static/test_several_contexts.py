@@ -10,9 +10,9 @@ from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, divergence, plai
 from edge.bundle import Bundle
 from edge.cli.inspect_targets import summary
 from edge.runtime.check.golden import BLOCKED
+from edge.runtime.engine.graphs.fixed_cache import FixedCache
 from edge.runtime.engine.tree import Tree
 from edge.runtime.profile.subject import Subject
-from edge.runtime.static.cache import StaticCache
 from edge.targets import read_target
 
 CONTEXTS = [16, 32, CONTEXT]
@@ -58,7 +58,7 @@ def test_an_answer_that_grows_goes_on_as_with_the_largest(several: Bundle, one: 
 def test_a_cache_is_as_large_as_it_must_be(several: Bundle) -> None:
     engine = static(several)
     cache = engine.new_cache(CONTEXT)
-    assert isinstance(cache, StaticCache)
+    assert isinstance(cache, FixedCache)
     rows = []
     for size in (10, 6, 1, 15, 8):
         engine.step(cache, TOKENS[:size])
@@ -75,9 +75,9 @@ def test_a_cache_is_as_large_as_it_must_be(several: Bundle) -> None:
 def test_graphs_are_opened_when_they_are_needed(several: Bundle) -> None:
     engine = static(several)
     engine.step(engine.new_cache(CONTEXT), TOKENS[:8])
-    assert len(engine._opened) == 3
+    assert len(engine.graphs._opened) == 3
     engine.step(engine.new_cache(CONTEXT), TOKENS[:17])
-    assert len(engine._opened) == 4
+    assert len(engine.graphs._opened) == 4
     assert len(engine.sessions) == 9 and f"{NAME}, steps of 8, context 32" in engine.sessions
     assert engine.path(f"{NAME}, steps of 8, context 32").name == "step-8-of-32.onnx"
 
@@ -91,7 +91,7 @@ def test_a_tree_that_does_not_fit_moves_the_cache(several: Bundle, one: Bundle) 
         bias[:, 30:] = np.where(np.eye(4, dtype=bool), 0, BLOCKED)
         tree = Tree(np.array([30, 30, 30, 30]), bias)
         found = [engine.step(cache, TOKENS[30:34], np.arange(4), tree=tree).copy()]
-        cache.compact(np.array([*range(30), 32]))
+        cache.copy_rows(np.array([*range(30), 32]))
         found.append(engine.step(cache, TOKENS[40:41]).copy())
         made.append(np.concatenate(found))
     np.testing.assert_allclose(made[0], made[1], atol=0.01)
@@ -103,7 +103,7 @@ def test_a_measured_step_has_the_graph_of_its_context(several: Bundle) -> None:
     rows = []
     for context in (8, 40, 20, 8):
         subject.step(4, context)
-        assert isinstance(subject._cache, StaticCache)
+        assert isinstance(subject._cache, FixedCache)
         rows.append(subject._cache.rows)
     assert rows == [16, 64, 32, 16]
 

@@ -26,12 +26,12 @@ from edge.export.targets.npu import compile as compiling
 from edge.golden import read_golden
 from edge.runtime.check.golden import open_role, replay_golden
 from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.profile.profile import ProfileOptions, profile
 from edge.runtime.providers import open_provider, qnn
 from edge.runtime.providers.accelerator import Accelerator, DeviceSession
 from edge.runtime.providers.base import NPU, Device
-from edge.runtime.static.engine import StaticEngine
 from edge.targets import Compiled, path_of, read_target
 
 CONTEXT = 96
@@ -156,7 +156,7 @@ def _coarse(found: tuple[float, float]) -> Any:
 @pytest.mark.usefixtures("on_the_cpu")
 def test_a_text_a_chat_and_drafts(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     model = edge.load(bundle.root, provider="cpu", kind=edge.Model)
-    assert isinstance(model.engine, StaticEngine) and model.engine.context == CONTEXT
+    assert model.engine.target is not None and model.engine.context == CONTEXT
     options = GenerateOptions(max_tokens=12)
     plain = edge.load(bundle.root, provider="cpu", speculate="off", kind=edge.Model).generate("the moon", options)
     drafted = edge.load(bundle.root, provider="cpu", speculate="lookup", kind=edge.Model).generate("the moon", options)
@@ -223,7 +223,7 @@ def test_a_profile_is_of_the_target(pristine: Bundle) -> None:
 def test_a_target_that_is_no_target(bundle: Bundle, fields: dict[str, Any], expected: str) -> None:
     changed(bundle, **fields)
     with pytest.raises(BundleError, match=expected):
-        StaticEngine(bundle, Variant(target=NAME), open_provider("cpu"))
+        Engine(bundle, Variant(target=NAME), open_provider("cpu"))
 
 
 # A device
@@ -257,7 +257,7 @@ def compiled(bundle: Bundle, compiler: str = "onnxruntime-qnn 1.0") -> list[str]
 def test_a_chip_gets_what_was_compiled_for_it(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
     paths = compiled(bundle)
     phone = Phone("sm8650")
-    engine = StaticEngine(bundle, Variant(target=NAME), phone)
+    engine = Engine(bundle, Variant(target=NAME), phone)
     assert phone.opened == [bundle.path(path) for path in paths] and not caplog.records
     assert engine.path(f"{NAME}, steps of 8") == bundle.path(paths[1])
 
@@ -269,7 +269,7 @@ def test_another_chip_compiles_at_every_start_and_says_so(
     compiled(bundle)
     phone = Phone(chip)
     with caplog.at_level(logging.WARNING):
-        StaticEngine(bundle, Variant(target=NAME), phone)
+        Engine(bundle, Variant(target=NAME), phone)
     assert phone.opened == [] and told in caplog.text and "every start compiles it" in caplog.text
 
 
@@ -280,7 +280,7 @@ def test_what_another_package_compiled_names_both(bundle: Bundle) -> None:
         r"What onnxruntime-qnn 1\.0 compiled for sm8650 does not open with .*: .*compiled-1\.onnx could not be loaded"
     )
     with pytest.raises(BundleError, match=told):
-        StaticEngine(bundle, Variant(target=NAME), Phone("sm8650"))
+        Engine(bundle, Variant(target=NAME), Phone("sm8650"))
 
 
 def test_a_device_that_disappears_ends_the_answer_with_what_there_is(
@@ -401,7 +401,7 @@ def _as_on(chip: str, bundle: Bundle) -> None:
     provider = open_provider("qnn")
     assert isinstance(provider, Accelerator)
     provider._device = Device("qnn", NPU, "Paper", chip=chip)
-    StaticEngine(bundle, Variant(target=NAME), provider)
+    Engine(bundle, Variant(target=NAME), provider)
 
 
 def test_a_missing_plugin_leaves_the_cpu_at_work(pristine: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

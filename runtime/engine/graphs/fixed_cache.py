@@ -14,7 +14,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Buffer, Provider
 
 
-class StaticCache(KVCache):
+class FixedCache(KVCache):
     """See `KVCache`. Keys are [1, heads, head_dim, rows] and values [1, heads, rows, head_dim]; the graphs read all
     rows in place, and the host writes new ones.
 
@@ -57,6 +57,9 @@ class StaticCache(KVCache):
             for rows in (key.swapaxes(2, 3), value):
                 repeat_rows(rows, min(written, self.rows), min(upto, self.rows))
 
+    def _part(self, start: int, end: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        return [(key[..., start:end], value[:, :, start:end]) for key, value in self.buffers]
+
     def write(self, new: Sequence[tuple[NDArray[np.generic], NDArray[np.generic]]], count: int) -> None:
         """Append the first `count` rows of new keys and values [1, S, heads, head_dim], of every layer."""
         start, end = self.length, self.length + count
@@ -65,7 +68,7 @@ class StaticCache(KVCache):
             value[:, :, start:end] = new_value[:, :count].transpose(0, 2, 1, 3)
         self.length = end
 
-    def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+    def copy_rows(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
         keep = np.asarray(rows, np.intp)
         for key, value in self.buffers:
             key[..., : len(keep)] = key[..., keep]

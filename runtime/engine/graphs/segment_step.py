@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.binding import CacheBinding, StepBuffers
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.route import NO_LIMIT, Route
 from edge.runtime.engine.tree import Tree
 from edge.runtime.kernels.units import LIMITS, RAN, ROUTE, of_all
 from edge.runtime.providers.base import Buffer, Session
-from edge.runtime.skip.base import NO_LIMIT, Route
-from edge.runtime.skip.cache import SegmentedCache
 
 
 class SegmentsBinding(CacheBinding):

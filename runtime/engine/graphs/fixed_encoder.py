@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.errors import InputError
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
+from edge.runtime.engine.graphs.fixed_mask import source_mask_of
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
-from edge.runtime.static.mask import source_mask_of
 from edge.targets import Table, Target
 
 
@@ -26,7 +25,7 @@ def read_table(bundle: Bundle, table: Table) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class StaticCross(Cross):
+class FixedCross(Cross):
     """See `Cross`. Keys are [1, H, D, T] and values [1, H, T, D], int16. mask [1, 1, 1, T]: hides what a text was
     filled up with, and nothing of sound."""
 
@@ -37,20 +36,23 @@ class StaticCross(Cross):
         return super().named | {"cross_mask": self.mask}
 
 
-class StaticEncoder(Encoder):
+class FixedEncoder(Encoder):
     """See `Encoder`. Features of sound are made on the host."""
 
     def __init__(self, bundle: Bundle, target: Target, provider: Provider, session: Session) -> None:
         assert target.encoder is not None and bundle.manifest.cross is not None
-        self._bundle = bundle
-        self.max_length, self.any_length = target.encoder.length, False
-        self._name, self._why = f"{target.name}, encoder", f" in the graphs for {target.name}"
-        self._layers, self._dtype = bundle.manifest.cross.layers, np.dtype(target.kv)
-        self._session, self._provider, self._masked = session, provider, target.masked
-        self._speech = bundle.manifest.speech
-        if self._speech is not None:
-            host_provider = open_provider("cpu")
-            self._frontend = host_provider.open(bundle, "frontend")
+        host_provider = open_provider("cpu")
+        super().__init__(
+            bundle,
+            provider,
+            target.encoder.length,
+            session=session,
+            frontend=None if bundle.manifest.speech is None else host_provider.open(bundle, "frontend"),
+            dtype=target.kv,
+            why=f" in the graphs for {target.name}",
+        )
+        self.any_length = False
+        self._name, self._masked = f"{target.name}, encoder", target.masked
         paths = [table.path for table in (*target.encoder.tables, *target.biases[1:])]
         if target.encoder.embedding is not None:
             paths.append(target.encoder.embedding)
@@ -64,13 +66,9 @@ class StaticEncoder(Encoder):
     def sessions(self) -> dict[str, Session]:
         return {self._name: self._session}
 
-    def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> StaticCross:
+    def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> FixedCross:
         size = self.max_length
-        if not 1 <= len(ids) <= size:
-            raise InputError(
-                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {size}{self._why}; "
-                + ("shorten it or split it." if len(ids) else "give it some text.")
-            )
+        self._check_length(len(ids))
         rows = np.zeros((1, size, self._embedding.shape[1]), np.float32)
         with unchanged(self._mapped):
             rows[0, : len(ids)] = self._embedding[ids]
@@ -81,22 +79,22 @@ class StaticEncoder(Encoder):
 
     def encode_audio(
         self, pcm: NDArray[np.float32], into: Cross | None = None, *, window: int | None = None
-    ) -> StaticCross:
+    ) -> FixedCross:
         return self._run({"features": self.features(pcm, window)}, into)
 
-    def _run(self, given: dict[str, NDArray[Any]], into: Cross | None) -> StaticCross:
+    def _run(self, given: dict[str, NDArray[Any]], into: Cross | None) -> FixedCross:
         names = [value.name for value in self._session.inference.get_outputs()]
         try:
             made = dict(zip(names, self._session.run(given), strict=True))
         except FAILURES as e:
             raise failed(self._bundle, e) from e
-        cross = into if isinstance(into, StaticCross) else self._empty()
+        cross = into if isinstance(into, FixedCross) else self._empty()
         for i, (key, value) in enumerate(cross.buffers):
             key[:] = made[f"cross.{i}.key"].transpose(0, 2, 3, 1)
             value[:] = made[f"cross.{i}.value"].transpose(0, 2, 1, 3)
         return cross
 
-    def _empty(self) -> StaticCross:
+    def _empty(self) -> FixedCross:
         allocate, size = self._provider.allocate, self.max_length
         memory = [
             (
@@ -105,4 +103,4 @@ class StaticEncoder(Encoder):
             )
             for layer in self._layers
         ]
-        return StaticCross(memory, size, memory, mask=allocate((1, 1, 1, size), np.float32))
+        return FixedCross(memory, size, memory, mask=allocate((1, 1, 1, size), np.float32))

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import KVLayout
 from edge.runtime.engine.binding import StepBuffers
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.cache import KVCache, Snapshot
 from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.route import Route
 from edge.runtime.providers.base import Provider
-from edge.runtime.skip.base import Route
-
-
-@dataclass(frozen=True)
-class Aside:
-    """Rows of a cache's end, key and value of each layer [1, heads, rows, dim], and how many tokens were alike."""
-
-    rows: list[tuple[NDArray[np.generic], NDArray[np.generic]]]
-    alike: int
 
 
 class SegmentedCache(KVCache):
@@ -110,24 +102,24 @@ class SegmentedCache(KVCache):
             self._alike = end
         self._known = self.length = end
 
-    def put_aside(self, start: int) -> Aside:
-        """A copy of the rows from `start` on, of a cache all of whose tokens ran through all layers."""
+    def grow(self, position: NDArray[np.int64], route: Route) -> NDArray[np.int32]:
+        self.sync()
+        self.append(position, route, alike=False)
+        held: NDArray[np.int32] = self.held
+        return held
+
+    def snapshot(self, start: int = 0) -> Snapshot:
+        """See `KVCache`; of a cache all of whose tokens ran through all layers."""
         self.sync()
         assert (self.held == self.length).all(), "some layers hold fewer tokens"
-        end = self.length
-        rows = [(key[:, :, start:end].copy(), value[:, :, start:end].copy()) for key, value in self.buffers]
-        return Aside(rows, self._alike)
+        return dataclasses.replace(super().snapshot(start), alike=self._alike)
 
-    def put_back(self, start: int, aside: Aside) -> None:
-        """Hold what was put aside again behind the first `start` tokens, and nothing else."""
-        end = start + aside.rows[0][0].shape[2]
-        for buffers, rows in zip(self.buffers, aside.rows, strict=True):
-            for buffer, kept in zip(buffers, rows, strict=True):
-                buffer[:, :, start:end] = kept
-        self._known = self.length = end
-        self._noted = min(self._noted, start)
-        self._hold(end)
-        self._alike = aside.alike
+    def restore(self, snapshot: Snapshot) -> None:
+        super().restore(snapshot)
+        self._known = self.length
+        self._noted = min(self._noted, snapshot.start)
+        self._hold(self.length)
+        self._alike = snapshot.alike
 
     @property
     def reusable(self) -> int:
@@ -135,7 +127,7 @@ class SegmentedCache(KVCache):
         skipped, are run again when it becomes part of the next prompt."""
         return min(self._alike, self.length)
 
-    def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+    def copy_rows(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
         self.sync()
         keep = np.asarray(rows, np.intp)
         together, whole = self.ran, self._whole == self.length

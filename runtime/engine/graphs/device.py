@@ -1,54 +1,66 @@
-"""The engine over graphs that were made for a device with memory of its own: CUDA's."""
+"""The graph that was made for a device with memory of its own: CUDA's."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.device.plan import LEAST, plan_for
-from edge.runtime.device.seats import DeviceCache, Seats
-from edge.runtime.engine.binding import LAST_ROW
+from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.candidates import COUNT, Candidates
+from edge.runtime.engine.candidates import candidates_of
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.engine import CANDIDATES, Engine
+from edge.runtime.engine.graphs.device_plan import LEAST, plan_for
+from edge.runtime.engine.graphs.kept_steps import KeptSteps
+from edge.runtime.engine.graphs.protocol import context_of
+from edge.runtime.engine.graphs.seats import DeviceCache, Seats
+from edge.runtime.engine.graphs.whole import check_sessions, kept_step
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import CANDIDATES, LOGITS, Want
 from edge.runtime.kernels.graph_check import read_graph
+from edge.runtime.kernels.nodes import LIKELIEST_TOKENS
 from edge.runtime.limits import DEFAULT_CONTEXT
-from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.providers.base import Provider, Session
 from edge.targets import DeviceTarget, read_device_target
 
 
-class DeviceEngine(Engine):
-    """An `Engine` over a bundle's graphs for a device. Keys, values and logits stay there; what comes back are tokens,
-    or the likeliest of them. A step of each size is recorded and replayed, where the provider can.
+class DeviceGraph:
+    """See `Graphs`: a bundle's graphs for a device. Keys, values and logits stay there; what comes back are tokens, or
+    the likeliest of them. A step of each size is recorded and replayed, where the provider can.
 
     Raises:
         InputError: the context is not within the bundle's, or more than the variant's limit has room for.
         BundleError: the target cannot be read, or a graph not be loaded.
     """
 
+    long_rope = None
     chunk = 2048
     side_by_side = 32
     remote = True
-
-    turns = False
+    routes = None
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.target is not None
         self.target: DeviceTarget = read_device_target(bundle, variant.target)
         if variant.limit is not None:
             variant = dataclasses.replace(variant, context=self._within(bundle, variant.limit, variant.context))
-        super().__init__(bundle, variant, provider)
-        self.kv = dataclasses.replace(self.kv, dtype=self.target.activations)
+        self.context = context_of(bundle, variant)
+        self.bundle, self.variant, self.provider = bundle, variant, provider
+        self.encoder = self._open_encoder() if bundle.manifest.encoder is not None else None
+        self.session = self._open()
+        self.chooses = "tokens" in self.session.outputs
+        self.ranks = LIKELIEST_TOKENS in self.session.outputs
+        self.takes_trees = any("attention_bias" in name for name in self.session.inputs)
+        check_sessions(bundle, self.sessions, self.encoder)
+        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=self.target.activations)
         self.seats = Seats(self.context)
+        self._steps = KeptSteps[Step, WholeBinding](provider, bundle.manifest.dims.vocab_size, remote=True)
 
     def _within(self, bundle: Bundle, limit: int, asked: int | None) -> int:
         """The context that the limit has room for: what is asked for, or as much as fits."""
@@ -75,12 +87,12 @@ class DeviceEngine(Engine):
             limit -= plan_for(self.bundle, self.target, self.context).kv
         return self.provider.open_steps(path, str(path), path.parent, weights=self._weights, limit=limit)
 
-    def _open_encoder(self, source: int | None) -> Encoder:
+    def _open_encoder(self) -> Encoder:
         assert self.target.encoder is not None
         path = self.bundle.file(self.target.encoder)
         read_graph(path, path.parent)
         session = self.provider.open_model(path, str(path), path.parent, weights=self._weights)
-        return Encoder(self.bundle, self.provider, source, session=session, dtype=self.target.activations)
+        return Encoder(self.bundle, self.provider, session=session, dtype=self.target.activations)
 
     @property
     def sessions(self) -> dict[str, Session]:
@@ -92,41 +104,26 @@ class DeviceEngine(Engine):
             return self.bundle.file(self.target.decoder)
         if name == "encoder" and self.target.encoder is not None:
             return self.bundle.file(self.target.encoder)
-        return super().path(name)
+        return self.bundle.path(self.bundle.manifest.graph(name).path)
 
     @property
     def supports_batching(self) -> bool:
         return self.encoder is None
 
-    def make_cache(self, rows: int, cross: Cross | None = None) -> DeviceCache:
+    def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> DeviceCache:
         if rows < 1:
             raise InputError(f"A KV cache needs room for at least one token, not {rows}.")
         return DeviceCache(self.provider, self.kv, rows, self.seats, cross)
 
-    def candidates(
-        self,
-        cache: KVCache,
-        tokens: NDArray[np.int64],
-        rows: NDArray[np.int64] | None = None,
-        *,
-        tree: Tree | None = None,
-    ) -> list[Candidates]:
-        wanted = LAST_ROW if rows is None else rows
-        self.check_open()
-        cache.check_room(len(tokens))
-        return self.candidates_of(self._ran(cache, tokens, wanted, tree, CANDIDATES).result)
-
-    def candidates_of(self, logits: Buffer) -> list[Candidates]:
-        values, tokens = self.provider.largest(logits, min(COUNT, logits.shape[-1]))
-        read = partial(_row, self.provider, logits)
-        return [Candidates(tokens[i], values[i], partial(read, i)) for i in range(len(tokens))]
-
-    def _logits_for(self, cache: KVCache, rows: int) -> Buffer:
-        """Each step's own: what the host reads of several would be the largest of them."""
-        return self.provider.allocate((1, rows, self.bundle.manifest.dims.vocab_size), np.float32)
-
-
-def _row(provider: Provider, logits: Buffer, row: int) -> NDArray[np.float32]:
-    """A row of logits, read from the device."""
-    whole: NDArray[np.float32] = provider.read(logits).reshape(-1, logits.shape[-1])[row]
-    return whole
+    def run(
+        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want
+    ) -> Any:
+        first = cache.length <= cache.prompt  # the first step of an answer
+        step = self._steps.known(cache, tokens.shape[0], rows.shape[0], want)
+        if step is None:
+            step = kept_step(self._steps, self.session, cache, tokens.shape[0], rows.shape[0], want)
+        step.fill(tokens, cache.length, rows, tree)
+        step.run(cache, tree)
+        if want == CANDIDATES:
+            return candidates_of(self.provider, step.result)
+        return step.result.array[0] if want == LOGITS else self._steps.found(step, want, first)

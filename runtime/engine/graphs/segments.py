@@ -1,4 +1,4 @@
-"""The engine of a decoder in units, of which a policy says which run."""
+"""The graph of a decoder in units, of which a policy says which run."""
 
 from __future__ import annotations
 
@@ -6,58 +6,84 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.manifest import FLOAT32, SKIP
-from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
+from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.kept_steps import KeptSteps
+from edge.runtime.engine.graphs.protocol import context_of
+from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.graphs.segment_step import SegmentsBinding, SegmentStep
+from edge.runtime.engine.graphs.whole import batches, check_sessions, open_encoder
+from edge.runtime.engine.long_rope import long_rope
+from edge.runtime.engine.route import Route, all_units, check_route
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import LOGITS, Want
+from edge.runtime.kernels.nodes import LIKELIEST_TOKENS
 from edge.runtime.kernels.units import Units, of_all
-from edge.runtime.providers.base import Buffer, Provider, Session
-from edge.runtime.skip.base import Route, SkipPolicy, all_units, check_route
-from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.step import SegmentsBinding, SegmentStep
-from edge.runtime.skip.units import InUnits
+from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
+from edge.runtime.providers.base import Provider, Session
+
+if TYPE_CHECKING:
+    from edge.runtime.skip.base import SkipPolicy
 
 _log = logging.getLogger(__name__)
 
 
-class SegmentedEngine(Engine):
-    """An `Engine` over units, of which the variant's policy says which run in each step: those of the decoder's graph
-    where our kernels leave them out (`InUnits`), else of the bundle's graph `skip`.
+class SegmentedGraph:
+    """See `Graphs`: units of which the variant's policy says which run in each step, those of the decoder's graph where
+    our kernels leave them out (`Bundle.routed`), else of the bundle's graph `skip`.
     """
 
-    def __init__(self, bundle: Bundle, variant: Variant, provider: Provider | None = None) -> None:
+    remote = False
+    chunk, side_by_side = PREFILL_CHUNK, SIDE_BY_SIDE
+    target = None
+
+    def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.policy is not None
+        self.context = context_of(bundle, variant)
         self.policy: SkipPolicy = variant.policy
         segments = bundle.manifest.segments
         self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
         self.everything = all_units(bundle)
         self._route = self.everything  # the last one that was checked
         self._routed = bundle.routed  # by an input of the graph of all layers, else by those of branches
-        super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
+        self.bundle, self.provider = bundle, provider
+        self.variant = variant if self._routed else dataclasses.replace(variant, role=SKIP)
+        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=variant.kv)
+        self.long_rope = long_rope(bundle.manifest)
+        self.encoder = open_encoder(bundle, variant, provider)
+        self.session = self._open()
+        self.chooses = "tokens" in self.session.outputs
+        self.ranks = LIKELIEST_TOKENS in self.session.outputs
+        self.takes_trees = self.long_rope is None and any("attention_bias" in n for n in self.session.inputs)
+        check_sessions(bundle, self.sessions, self.encoder)
+        self._steps = KeptSteps[SegmentStep, SegmentsBinding](provider, bundle.manifest.dims.vocab_size)
         for unit in self.policy.watched:
             if f"at.{unit}.x" not in self.session.outputs:
-                path = bundle.path(bundle.manifest.graph(self.variant.role).path)
                 raise BundleError(
-                    f"{path} does not show what unit {unit} reads, which the bundle's routers decide by; export the "
-                    "model again."
+                    f"{self.path(self.variant.role)} does not show what unit {unit} reads, which the bundle's routers "
+                    "decide by; export the model again."
                 )
 
     def _open(self) -> Session:
         if not self._routed:
-            return super()._open()
+            return self.provider.open(self.bundle, self.variant.role)
         policy = self.policy
         units = Units(tuple(self.bundle.manifest.segments), tuple(policy.watched), policy.limited)
         try:
             return self.provider.open(self.bundle, self.variant.role, units=units)
         except BundleError:  # the kernels cannot be used, which was said
-            assert isinstance(self.bundle, InUnits)
-            if not self.bundle.guarded or self.plan is not None or policy.limited:
+            if not self.bundle.guarded or self.variant.plan is not None or policy.limited:
                 raise
         self._routed = False
         _log.warning("edge_kernels cannot leave out layers here: %s runs in its segments.", self.bundle.manifest.name)
@@ -66,31 +92,58 @@ class SegmentedEngine(Engine):
             _log.warning("The KV cache of %s is in %s instead of %s.", name, FLOAT32, self.kv.dtype)
         self.variant = dataclasses.replace(self.variant, role=SKIP, kv=FLOAT32)
         self.kv = dataclasses.replace(self.kv, dtype=FLOAT32)
-        return super()._open()
+        return self.provider.open(self.bundle, self.variant.role)
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        return (self.encoder.sessions if self.encoder is not None else {}) | {self.variant.role: self.session}
+
+    def path(self, name: str) -> Path:
+        return self.bundle.path(self.bundle.manifest.graph(name).path)
+
+    @property
+    def routes(self) -> SegmentedGraph:
+        return self
 
     @property
     def supports_batching(self) -> bool:
-        return super().supports_batching and (self.routes_rows or not self.policy.watched)
+        return batches(self.bundle, self.variant, self.session) and (self.by_row or not self.policy.watched)
 
     @property
-    def routes_rows(self) -> bool:
+    def by_row(self) -> bool:
         """Whether each of several sequences in a step may run through other units."""
         return self._routed
 
-    def max_exact_step(self, cache: KVCache) -> int:
+    @property
+    def free(self) -> bool:
+        """Whether sequences in a step need not be alike: each has units of its own, or all tokens run through the
+        same."""
+        return self.by_row or self.policy.uniform
+
+    def pace(self, cache: KVCache) -> int:
+        """See `SkipPolicy.pace`."""
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return min(super().max_exact_step(cache), self.policy.max_exact_step(cache))
+        return self.policy.pace(cache)
 
-    def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
-        cache = super().new_cache(capacity, cross)
-        assert isinstance(cache, SegmentedCache)
-        return cache
+    def next_units(self, cache: KVCache) -> Route:
+        """The units that the next token in a cache runs through."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return self.policy.route(cache, 1)
 
-    def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
-        spare = int(self.pads)
+    def next_limits(self, cache: KVCache) -> NDArray[np.float32] | None:
+        """By what the next token in a cache leaves out units itself: see `SkipPolicy.limits`."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return self.policy.limits(cache)
+
+    def max_exact_step(self, cache: KVCache) -> int:
+        """See `SkipPolicy.max_exact_step`."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return self.policy.max_exact_step(cache)
+
+    def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> SegmentedCache:
         placed = not self.session.inputs.isdisjoint(("key_positions.0", of_all("key_positions")))
-        check_memory(self.kv, rows, remote=self.remote)
-        return SegmentedCache(self.provider, self.kv, rows, self._layers, cross, spare, self.pads, placed)
+        check_memory(self.kv, rows, remote=False)
+        return SegmentedCache(self.provider, self.kv, rows, self._layers, cross, spare, exact, placed)
 
     def weight(self, unit: int) -> float:
         """How many layers a unit is; a half counts half."""
@@ -126,9 +179,20 @@ class SegmentedEngine(Engine):
         finally:
             cache.forced = None
 
-    def _make_step(self, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> SegmentStep:
+    def run(
+        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want
+    ) -> Any:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return SegmentStep(self._binding_for(cache, size, outputs), cache, size, rows, outputs)
+        first, size = cache.length <= cache.prompt, tokens.shape[0]
+        step = self._steps.known(cache, size, rows.shape[0], want) or self._step(cache, size, rows.shape[0], want)
+        step.fill(tokens, cache.length, rows, tree)
+        self._compute(cache, step, tree)
+        return step.result.array[0] if want == LOGITS else self._steps.found(step, want, first)
+
+    def _step(self, cache: SegmentedCache, size: int, rows: int, want: Want) -> SegmentStep:
+        outputs = self._steps.outputs(cache, rows, want)
+        bound = self._steps.binding(cache, size, outputs, self._bind)
+        return self._steps.keep(cache, SegmentStep(bound, cache, size, rows, outputs), rows, want)
 
     def _bind(self, cache: KVCache, maximum: int, watched: bool = False) -> SegmentsBinding:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
@@ -140,8 +204,8 @@ class SegmentedEngine(Engine):
         """Whether the policy wants to see the residual stream of the next step."""
         return cache.forced is None and bool(self.policy.watched) and cache.length < cache.prompt
 
-    def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
-        assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)
+    def _compute(self, cache: SegmentedCache, step: SegmentStep, tree: Tree | None) -> None:
+        """Run a step that was filled, and take its tokens into the cache."""
         policy, size = self.policy, step.size
         cache.sync()
         start, observing, free = cache.length, self._observing(cache), cache.forced is None

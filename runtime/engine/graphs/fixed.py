@@ -1,4 +1,4 @@
-"""The engine over graphs of fixed sizes: each step runs in the smallest graph that holds it, the rest of it masked."""
+"""Graphs of fixed sizes: each step runs in the smallest one that holds it, the rest of it masked."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.engine import LOGITS, Engine, Wanted
-from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_given, check_shapes
+from edge.runtime.engine.graphs.chain import Chain
+from edge.runtime.engine.graphs.fixed_cache import FixedCache
+from edge.runtime.engine.graphs.fixed_encoder import FixedEncoder, read_table
+from edge.runtime.engine.graphs.fixed_mask import distances_of
+from edge.runtime.engine.graphs.kept_steps import SharedLogits
+from edge.runtime.engine.graphs.protocol import context_of
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.want import LOGITS, Want
 from edge.runtime.kernels.graph_check import read_graph
-from edge.runtime.limits import DEFAULT_CONTEXT
+from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK, SIDE_BY_SIDE
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
 from edge.runtime.providers.base import NPU, RUNS, Provider, Session
-from edge.runtime.static.cache import StaticCache
-from edge.runtime.static.chain import Chain
-from edge.runtime.static.encoder import StaticEncoder, read_table
-from edge.runtime.static.mask import distances_of
 from edge.targets import Compiled, StaticGraph, Target, read_target
 
 _log = logging.getLogger(__name__)
 
 
-class StaticEngine(Engine):
-    """An `Engine` over a bundle's graphs for one kind of device.
+class FixedGraphs:
+    """See `Graphs`: a bundle's graphs of fixed sizes for one kind of device.
 
     Rows of the embedding are looked up on the host, and tokens chosen there. Steps of several sizes run in several
     graphs, which round differently: drafts may change an answer where two tokens are equally good.
@@ -47,13 +48,23 @@ class StaticEngine(Engine):
         BundleError: the target cannot be read, or a graph not be loaded.
     """
 
-    turns = False
+    long_rope = None
+    chooses = ranks = remote = False
+    takes_trees = True
+    chunk, side_by_side = PREFILL_CHUNK, SIDE_BY_SIDE
+    routes = None
+    supports_batching = False
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.target is not None
         self.target: Target = read_target(bundle, variant.target)
-        super().__init__(bundle, variant, provider)
+        context_of(bundle, variant)  # or what is wrong with it
+        self.bundle, self.variant, self.provider = bundle, variant, provider
+        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=variant.kv)
+        self.encoder = self._open_encoder() if bundle.manifest.encoder is not None else None
+        self.session = self._open()
         dims = bundle.manifest.dims
+        self._logits = SharedLogits(provider, dims.vocab_size)
         tables = [table.path for table in (*self.target.tables, *self.target.biases[:1])]
         self._mapped = [mapped_file(bundle.file(path)) for path in (self.target.embedding, *tables)]
         self._embedding = np.memmap(
@@ -105,22 +116,16 @@ class StaticEngine(Engine):
             shapes |= {f"new.{i}.{part}": (1, size, layer.heads, layer.head_dim) for part in ("key", "value")}
         return shapes
 
-    def _check_fits(self) -> None:
-        """Nothing: `parts` does, also of graphs that are opened later."""
-
     def opened(self, path: str) -> Session:
         """A session over a graph, or a part of one. Those of longer contexts are opened when a cache needs them."""
         if path not in self._opened:
             self._opened[path] = self._session(self._files[path])
         return self._opened[path]
 
-    def _open_encoder(self, source: int | None) -> Encoder:
+    def _open_encoder(self) -> Encoder:
         assert self.target.encoder is not None
         session = self._session(self._files[self.target.encoder.path])
-        return StaticEncoder(self.bundle, self.target, self.provider, session)
-
-    def _look_at(self, session: Session) -> None:
-        self.chooses, self.takes_trees = False, True
+        return FixedEncoder(self.bundle, self.target, self.provider, session)
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -184,33 +189,21 @@ class StaticEngine(Engine):
                     named[name + (f", part {i} of {len(graph.paths)}" if len(graph.paths) > 1 else "")] = path
         return named
 
-    @property
-    def supports_batching(self) -> bool:
-        return False
-
-    def max_exact_step(self, cache: KVCache) -> int:
-        return cache.room
-
-    def make_cache(self, rows: int, cross: Cross | None = None) -> StaticCache:
+    def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> FixedCache:
         if rows > self.target.context + 1:  # of which an answer's last token is never run
             raise InputError(
                 f"The graphs for {self.target.name} have room for {self.target.context} tokens, and this needs {rows}; "
                 "ask for fewer beams or fewer tokens (--max-tokens)."
             )
         layout, contexts = dataclasses.replace(self.kv, dtype=self.target.kv), list(self.target.by_context)
-        return StaticCache(self.provider, layout, contexts, min(rows, self.target.context), cross)
+        return FixedCache(self.provider, layout, contexts, min(rows, self.target.context), cross)
 
-    def _run(
-        self,
-        cache: KVCache,
-        tokens: NDArray[np.int64],
-        wanted: NDArray[np.int64],
-        tree: Tree | None,
-        asked: Wanted,
-    ) -> NDArray[Any]:
-        assert isinstance(cache, StaticCache), "another engine's cache"
+    def run(
+        self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None, want: Want
+    ) -> Any:
+        assert isinstance(cache, FixedCache), "another engine's cache"
         size, first, rows = len(tokens), cache.length, np.remainder(wanted, len(tokens))
-        found: NDArray[np.float32] = self._logits_for(cache, len(rows)).array[0]
+        found: NDArray[np.float32] = self._logits.of(cache, len(rows)).array[0]
         if cache.length + size > cache.rows or not cache.length:
             cache.fit(cache.length + size)
         graphs = self.target.by_context[cache.rows]
@@ -226,10 +219,7 @@ class StaticEngine(Engine):
             with unchanged(self._mapped):
                 step.fill(self, cache, tokens[start : start + count], tree, start, first)
             step.ask(rows[here] - start, count)
-            try:
-                step.run()
-            except FAILURES as e:
-                raise failed(self.bundle, e) from e
+            step.run()
             if tree is not None:
                 cache.contiguous = False
             cache.positions[cache.length : cache.length + count] = step.positions[:count]
@@ -237,10 +227,7 @@ class StaticEngine(Engine):
             if len(here):
                 found[here] = step.logits[rows[here] - start if graph.rows > 1 else np.zeros(len(here), np.intp)]
             start += count
-        if asked == LOGITS:
-            return found
-        chosen: NDArray[np.int64] = found.argmax(axis=1)
-        return chosen
+        return found if want == LOGITS else found.argmax(axis=1)
 
 
 def _choose(graphs: Sequence[StaticGraph], rows: NDArray[np.int64], start: int, size: int) -> StaticGraph:
@@ -256,11 +243,11 @@ def _choose(graphs: Sequence[StaticGraph], rows: NDArray[np.int64], start: int, 
 class _Bound:
     """A graph bound to a cache, with what the host writes and reads."""
 
-    def __init__(self, engine: StaticEngine, graph: StaticGraph, cache: StaticCache) -> None:
-        provider, target = engine.provider, engine.target
+    def __init__(self, graphs: FixedGraphs, graph: StaticGraph, cache: FixedCache) -> None:
+        provider, target = graphs.provider, graphs.target
         self.graph, self._capacity = graph, cache.rows
-        binding = Chain(provider, engine.parts(graph, cache.rows))
-        size, width, shapes = graph.size, cache.rows + graph.size, engine.shapes(graph, cache.rows)
+        binding = Chain(provider, graphs.parts(graph, cache.rows))
+        size, width, shapes = graph.size, cache.rows + graph.size, graphs.shapes(graph, cache.rows)
         given = {
             "rows": provider.allocate(shapes["rows"], np.float32),
             "mask": provider.allocate(shapes["mask"], np.float32),
@@ -281,7 +268,7 @@ class _Bound:
         self.logits = made.array[0]
         self.new: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self._kept = [*given.values(), made]  # which the binding does not keep alive
-        for i, ((key, value), layer) in enumerate(zip(cache.memory, engine.kv.layers, strict=True)):
+        for i, ((key, value), layer) in enumerate(zip(cache.memory, graphs.kv.layers, strict=True)):
             binding.input(f"past.{i}.key", key)
             binding.input(f"past.{i}.value", value)
             new_key, new_value = (
@@ -293,7 +280,7 @@ class _Bound:
             self._kept += [new_key, new_value]
         self.run = binding.run
 
-    def read(self, cache: StaticCache) -> None:
+    def read(self, cache: FixedCache) -> None:
         """Let attention to an encoder's output be to the cache's."""
         if cache.cross is not None and cache.cross is not self._cross:
             for name, buffer in cache.cross.named.items():
@@ -302,8 +289,8 @@ class _Bound:
 
     def fill(
         self,
-        engine: StaticEngine,
-        cache: StaticCache,
+        graphs: FixedGraphs,
+        cache: FixedCache,
         tokens: NDArray[np.int64],
         tree: Tree | None,
         start: int,
@@ -311,7 +298,7 @@ class _Bound:
     ) -> None:
         """Take `tokens`, the part of a step from its token `start` on, before which the cache had `first` rows."""
         count, length, capacity = len(tokens), cache.length, self._capacity
-        self.rows[0, :count] = engine._embedding[tokens]
+        self.rows[0, :count] = graphs._embedding[tokens]
         self.rows[0, count:] = 0
         if tree is None:
             self.positions[:] = np.minimum(np.arange(length, length + self.graph.size), capacity - 1)
@@ -319,9 +306,9 @@ class _Bound:
             self.positions[:count] = tree.positions[start : start + count]
             self.positions[count:] = 0
         for name, rows in self.tables.items():
-            rows[:] = engine._tables[name][self.positions]
+            rows[:] = graphs._tables[name][self.positions]
         mask = self.mask
-        mask[:] = masked = engine.target.masked
+        mask[:] = masked = graphs.target.masked
         if tree is None:
             mask[:, :, :length] = 0
             mask[..., capacity:][..., *np.tril_indices(self.graph.size)] = 0
@@ -331,8 +318,8 @@ class _Bound:
             mask[:, :count, capacity : capacity + count] = bias[:, length:]
             padding = np.arange(count, self.graph.size)
             mask[:, padding, capacity + padding] = 0  # a row that attends to nothing would be an average of everything
-        if engine._bias is not None:
-            mask += distances_of(engine._bias, self.positions, cache.positions)
+        if graphs._bias is not None:
+            mask += distances_of(graphs._bias, self.positions, cache.positions)
 
     def ask(self, rows: NDArray[np.int64], count: int) -> None:
         """Say which of the step's rows have logits: all, or one."""

@@ -1,0 +1,66 @@
+"""The text of one answer as its tokens come: stop strings and thoughts are taken out of it, and something ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge.runtime.decode.thoughts import Thoughts
+from edge.runtime.text.tokenizer import StopStrings
+
+if TYPE_CHECKING:
+    from edge.runtime.decode.answer import Ends, FinishReason
+    from edge.runtime.text.thinking import Block
+    from edge.runtime.text.tokenizer import Text
+
+
+class Said(NamedTuple):
+    """What a token adds to the text and to the thoughts (None: it is not one of them), and what ends the answer."""
+
+    text: str
+    thoughts: str | None
+    finish: FinishReason | None
+
+
+class AnswerText:
+    """An answer that `ends` end, whose tokens are pushed one by one. block: of thoughts that it may begin with."""
+
+    def __init__(self, text: Text, ends: Ends, block: Block | None) -> None:
+        self._eos, self._ends = text.eos, ends
+        self._detokenizer, self._stops = text.detokenizer(), StopStrings(ends.stop)
+        self._thoughts = None if block is None else Thoughts(block, text)
+        self._count = 0  # of tokens
+
+    def push(self, token: int) -> Said:
+        """Take the next token. What was held back comes with the last one, but for what follows a stop string."""
+        thought, said = None, self._detokenizer.push(token)
+        if self._thoughts is not None:
+            thought, said = self._thoughts.push(token, said)
+        shown, found = self._stops.push(said)
+        finish = self.end(token)
+        if found:
+            return Said(shown, thought, "stop")
+        if finish is None:
+            return Said(shown, thought, None)
+        rest = self.flush()
+        return Said(shown + rest.text, _joined(thought, rest.thoughts), finish)
+
+    def end(self, token: int) -> FinishReason | None:
+        """Count a token, and say whether it ends the answer, whatever its text is."""
+        self._count += 1
+        if token in self._eos:
+            return "stop"
+        return self._ends.reached(self._count, 0 if self._thoughts is None else self._thoughts.tokens)
+
+    def flush(self) -> Said:
+        """What was held back, now that nothing follows."""
+        thought, said = None, self._detokenizer.flush()
+        if self._thoughts is not None:
+            thought, said = self._thoughts.push(None, said)
+            more, held_back = self._thoughts.flush()
+            thought, said = _joined(thought, more), said + held_back
+        shown, found = self._stops.push(said)
+        return Said(shown if found else shown + self._stops.flush(), thought, "interrupted")
+
+
+def _joined(thought: str | None, more: str | None) -> str | None:
+    return thought if more is None else (thought or "") + more

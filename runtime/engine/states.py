@@ -1,0 +1,96 @@
+"""States: what recurrent and convolutional layers keep of a text, whatever its length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.providers.base import Buffer, Provider
+
+LASTING = 8  # marks of places that a text may go back to
+
+
+@dataclass(frozen=True)
+class StateSnapshot:
+    """A copy of all states after `at` tokens."""
+
+    at: int
+    arrays: list[NDArray[Any]]
+
+
+class States:
+    """The states of one text, or of several branches of it. See `TextMemory`.
+
+    `memory` holds them by their names in the graph, each [branches, ...], where sessions read and write them in place.
+    `at` is how many tokens they have taken up: a step adds its own. A state cannot be cut: `truncate` goes back to the
+    last `mark` that is early enough, or to the beginning.
+
+    shapes: of each state, without branches.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        shapes: Mapping[str, Sequence[int]],
+        branches: int = 1,
+        dtype: type[np.generic] = np.float32,
+    ) -> None:
+        self.memory: dict[str, Buffer] = {
+            name: provider.allocate((branches, *shape), dtype) for name, shape in shapes.items()
+        }
+        self._lasting: list[StateSnapshot] = []
+        self._latest: StateSnapshot | None = None
+        self.reset()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.memory.values())
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._lasting, self._latest = [], None
+        self._begin()
+
+    def _begin(self) -> None:
+        for buffer in self.memory.values():
+            buffer.array[:] = 0
+        self.at = 0
+
+    def mark(self, *, lasting: bool = False) -> None:
+        """Remember this place, to which the text may go back; until the next one is marked, or as one of the last
+        `LASTING`."""
+        made = self.snapshot()
+        if lasting:
+            self._lasting = [*(mark for mark in self._lasting if mark.at < self.at), made][-LASTING:]
+        else:
+            self._latest = made
+
+    def snapshot(self, start: int = 0) -> StateSnapshot:
+        return StateSnapshot(self.at, [buffer.array.copy() for buffer in self.memory.values()])
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        for buffer, kept in zip(self.memory.values(), snapshot.arrays, strict=True):
+            buffer.array[:] = kept
+        self.at = snapshot.at
+
+    def truncate(self, length: int) -> int:
+        if length < self.at:
+            marks = [*self._lasting, *([] if self._latest is None else [self._latest])]
+            early = [mark for mark in marks if mark.at <= length]
+            if early:
+                self.restore(max(early, key=lambda mark: mark.at))
+            else:
+                self._begin()
+            # What follows is another text.
+            self._lasting = [mark for mark in self._lasting if mark.at <= self.at]
+            self._latest = None
+        return self.at
+
+    def copy_rows(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+        branches = np.asarray(rows, np.intp)
+        for buffer in self.memory.values():
+            buffer.array[: len(branches)] = buffer.array[branches]

@@ -1,1 +1,0 @@
-"""Running graphs of fixed sizes, which a bundle may have for a device beside its plain ones."""

@@ -1,0 +1,208 @@
+"""Layers with states, which can be copied and put back and never cut: by a stand-in whose one layer sums its inputs and
+whose other one attends to its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.bundle import Bundle
+from edge.manifest import KVLayer, KVLayout
+from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.loop import Drafts, generate
+from edge.runtime.decode.sampling import greedy
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.protocol import Graphs
+from edge.runtime.engine.memory_of_text import TextMemory
+from edge.runtime.engine.states import LASTING, States
+from edge.runtime.engine.variant import PLAIN
+from edge.runtime.engine.want import LOGITS
+from edge.runtime.model import Model
+from edge.runtime.providers import open_provider
+from edge.runtime.text.tokenizer import Text
+
+WIDTH = 8
+CPU = open_provider("cpu")
+
+
+class Summing:
+    """Graphs of two layers: the first keeps the sum of all inputs, the second a row for each."""
+
+    long_rope = encoder = routes = target = None
+    chooses = ranks = takes_trees = remote = supports_batching = False
+    chunk, side_by_side = 128, 8
+    variant = PLAIN
+    kv = KVLayout("float32", [KVLayer(1, 1)])  # of the second layer
+    session: Any = SimpleNamespace(independent=True, inputs=frozenset(), outputs=frozenset())
+
+    def __init__(self, bundle: Bundle, context: int = 400) -> None:
+        self.context, vocab = context, bundle.manifest.dims.vocab_size
+        rng = np.random.default_rng(7)
+        self._inputs = rng.standard_normal((vocab, WIDTH)).astype(np.float32)
+        self._head = rng.standard_normal((WIDTH, vocab)).astype(np.float32)
+        self.ran: list[int] = []  # tokens of each step
+
+    @property
+    def sessions(self) -> dict[str, Any]:
+        return {}
+
+    def path(self, name: str) -> Path:
+        raise KeyError(name)
+
+    def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
+        return KVCache(CPU, self.kv, rows, states=States(CPU, {"past.0.sum": (WIDTH,)}))
+
+    def run(self, cache: KVCache, tokens: np.ndarray, rows: np.ndarray, tree: object, want: object) -> np.ndarray:
+        states = cache.states
+        assert states is not None and tree is None and want == LOGITS
+        assert states.at == cache.length, "both layers have the same tokens"
+        total, kept = states.memory["past.0.sum"].array, cache.buffers[0][0][0, 0, :, 0]
+        made = []
+        for token in tokens:
+            total[0] += self._inputs[token]
+            kept[cache.length] = token
+            cache.length += 1
+            attended = np.float32(kept[: cache.length].sum())
+            made.append(np.cos(total[0] + attended) @ self._head)
+        states.at += len(tokens)
+        self.ran.append(len(tokens))
+        return np.stack(made)[rows]
+
+
+class Guesses(Drafts):
+    """Drafts that are right up to a token that differs from draft to draft."""
+
+    def __init__(self, truth: Sequence[int], right: Sequence[int], size: int = 4) -> None:
+        self._truth, self._right, self._size = truth, [*right], size
+        self._said = 1
+
+    def propose(self) -> Draft:
+        if not self._right:
+            return NOTHING
+        right, ahead = self._right.pop(0), [*self._truth[self._said : self._said + self._size]]
+        ahead[right:] = [(token + 1) % 40 for token in ahead[right:]]
+        return Draft(ahead, [0] * len(ahead))
+
+    def accept(self, tokens: np.ndarray, rows: Any, sampled: Sequence[int]) -> None:
+        self._said += len(sampled)
+
+
+@pytest.fixture
+def graphs(tiny_bundle: Bundle) -> Summing:
+    return Summing(tiny_bundle)
+
+
+@pytest.fixture
+def engine(tiny_bundle: Bundle, graphs: Summing) -> Engine:
+    return Engine(tiny_bundle, provider=CPU, graphs=graphs)
+
+
+def answered(engine: Engine, drafts: Drafts | None = None, count: int = 30) -> tuple[list[int], KVCache]:
+    cache, prompt = engine.new_cache(), np.array([5, 9, 31])
+    more = {} if drafts is None else {"drafts": drafts}
+    tokens = generate(engine, cache, prompt, greedy, chunk=2, interrupted=lambda: False, **more)
+    return [next(tokens) for _ in range(count)], cache
+
+
+def test_the_stand_in_and_both_kinds_keep_the_protocols(engine: Engine, graphs: Summing) -> None:
+    given: Graphs = graphs
+    cache = engine.new_cache()
+    kinds: list[TextMemory] = [cache, *([] if cache.states is None else [cache.states])]
+    assert given.context == engine.context and len(kinds) == 2
+    assert kinds[1].nbytes == WIDTH * 4 and kinds[0].nbytes == WIDTH * 4 + 2 * 4 * cache.rows
+
+
+@pytest.mark.parametrize("right", [[0], [2], [4], [0, 1, 2, 3, 4, 0, 4, 1]], ids=str)
+def test_a_rejected_draft_is_rolled_back(engine: Engine, right: list[int]) -> None:
+    plain, _ = answered(engine)
+    drafted, cache = answered(engine, Guesses(plain, right))
+    assert drafted == plain
+    assert cache.states is not None and cache.states.at >= cache.length
+
+
+def test_only_what_was_accepted_runs_again(engine: Engine, graphs: Summing) -> None:
+    plain, _ = answered(engine)
+    for right, expected in ((4, [2, 1, 5, 1]), (2, [2, 1, 5, 3, 1]), (0, [2, 1, 5, 1, 1])):
+        graphs.ran.clear()
+        answered(engine, Guesses(plain, [right]), count=1 + right + 1 + 1)
+        assert graphs.ran == expected
+
+
+def test_a_text_goes_back_to_the_last_place_that_was_marked(engine: Engine) -> None:
+    cache, text = engine.new_cache(), np.arange(3, 33)
+    whole = engine.step(cache, text, np.arange(len(text))).copy()
+    assert cache.truncate(20) == 0, "no place was marked"
+    for start in range(0, 20, 5):
+        cache.mark(lasting=True)
+        engine.step(cache, text[start : start + 5])
+    cache.mark()
+    engine.step(cache, text[20:])
+    for asked, left in ((25, 20), (19, 15), (15, 15), (4, 0)):
+        assert cache.truncate(asked) == left == cache.length
+        again = engine.step(cache, text[left:], np.arange(len(text) - left))
+        np.testing.assert_array_equal(again, whole[left:])
+
+
+def test_few_places_are_remembered(engine: Engine) -> None:
+    cache = engine.new_cache()
+    for token in range(LASTING + 3):
+        cache.mark(lasting=True)
+        engine.step(cache, np.array([token]))
+    assert cache.truncate(2) == 0
+    cache.reset()
+    assert cache.states is not None and cache.states.at == cache.length == 0 and cache.truncate(0) == 0
+
+
+def test_a_snapshot_brings_back_rows_and_states(engine: Engine) -> None:
+    cache = engine.new_cache()
+    engine.step(cache, np.arange(3, 9))
+    kept, wanted = cache.snapshot(), engine.step(cache, np.array([20, 21])).copy()
+    engine.step(cache, np.array([30]))
+    cache.restore(kept)
+    np.testing.assert_array_equal(engine.step(cache, np.array([20, 21])), wanted)
+
+
+def test_branches_are_continued_by_copies_of_their_states() -> None:
+    """As a beam search does it: each branch takes its parent's."""
+    states = States(CPU, {"sum": (2,)}, branches=3)
+    states.memory["sum"].array[:] = [[1, 1], [2, 2], [3, 3]]
+    states.copy_rows([2, 0, 0])
+    assert states.memory["sum"].array.tolist() == [[3, 3], [1, 1], [1, 1]]
+
+
+def test_an_edited_turn_of_a_chat_and_one_that_nobody_heard_to_its_end(tiny_bundle: Bundle) -> None:
+    def model(graphs: Summing) -> Model:
+        return Model(tiny_bundle, Engine(tiny_bundle, provider=CPU, graphs=graphs), Text(tiny_bundle), speculate="off")
+
+    graphs = Summing(tiny_bundle)
+    chat, options = model(graphs).chat(), GenerateOptions(max_tokens=8, temperature=0)
+    first = chat.generate("The moon", options)
+    chat.generate("The sun", options)
+    chat.undo()
+    graphs.ran.clear()
+    edited = chat.generate("A star", options)
+    assert sum(graphs.ran) < edited.prompt_tokens, "what was said before is not read again from its beginning"
+
+    fresh = model(Summing(tiny_bundle)).chat()
+    assert fresh.generate("The moon", options).token_ids == first.token_ids
+    assert fresh.generate("A star", options).token_ids == edited.token_ids
+
+    for each in (chat, fresh):
+        pieces = each.stream("More", options)
+        assert len([next(pieces) for _ in range(3)]) == 3
+        pieces.close()
+    fresh._drop()  # it reads everything again
+    assert fresh.generate("On", options).token_ids == chat.generate("On", options).token_ids
+
+
+def test_a_step_that_would_be_filled_up_is_refused() -> None:
+    with pytest.raises(AssertionError, match="filled|fills"):
+        KVCache(CPU, Summing.kv, 8, exact=True, states=States(CPU, {"sum": (2,)}))
