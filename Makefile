@@ -1,6 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
-# make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
+# make lint       ruff, its format, who imports whom
+# make types      mypy --strict on edge and edge.runtime
 # make options    what follows from the options' fields: keywords for type checkers, docs/reference/options.md
 # make docs       the pages of docs/ as a site in build/site
 # make fuzz       every kind of input damaged by the thousand, for five minutes   (FUZZ=short: one or two; FUZZ=nightly: hours; SEED=N)
@@ -46,6 +47,7 @@ test-all: $(VENV)/.test $(VENV)/.kernels
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
 types: $(VENV)/.test

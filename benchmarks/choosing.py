@@ -50,8 +50,10 @@ def main() -> int:
     measured = bundle if args.curve is None else edge.open_bundle(args.curve)
     costs = Line(args.slope) if args.slope is not None else load(measured, provider="cpu", threads=default_threads())
     if costs is None:
-        print(f"choosing: there is no cost curve of {measured.root} here; run `edge profile`, or name a --slope.",
-              file=sys.stderr)
+        print(
+            f"choosing: there is no cost curve of {measured.root} here; run `edge profile`, or name a --slope.",
+            file=sys.stderr,
+        )
         return 2
     settings = [Setting(drafter) for drafter in PLANNED]
     settings += [Setting("lookup", length, match) for length in LENGTHS for match in MATCHES]

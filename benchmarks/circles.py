@@ -93,8 +93,10 @@ def main() -> int:
     if args.show:
         for i in again:
             if led[i] != raw[i] or i in still:
-                print(f"\n=== {chosen[i]}: repeated {repeated(raw[i]):.2f} raw, {repeated(led[i]):.2f} with the rule; "
-                      f"{len(raw[i])} and {len(led[i])} tokens; touched at {places[i]}\n{model.text.decode(led[i])}")
+                print(
+                    f"\n=== {chosen[i]}: repeated {repeated(raw[i]):.2f} raw, {repeated(led[i]):.2f} with the rule; "
+                    f"{len(raw[i])} and {len(led[i])} tokens; touched at {places[i]}\n{model.text.decode(led[i])}"
+                )
     return 0
 
 

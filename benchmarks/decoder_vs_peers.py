@@ -102,22 +102,43 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle of the model, at 4 bits")
-    parser.add_argument("--gguf", type=Path,
-                        help=f"the GGUF file of the model; default: what `edge models pull {MODEL}` left")
-    parser.add_argument("--engines", type=partial(names_of, ENGINES), default=list(ENGINES), metavar="NAME,...",
-                        help="those to compare; default: " + ",".join(ENGINES))
-    parser.add_argument("--variant", type=variant, action="append", default=[], metavar="ENGINE=VARIANT",
-                        help="measure an engine with this setting, instead of trying which is fastest")
-    parser.add_argument("--peer-python", metavar="PATH",
-                        help="the interpreter of an environment with the peers; default: the one that runs this")
+    parser.add_argument(
+        "--gguf", type=Path, help=f"the GGUF file of the model; default: what `edge models pull {MODEL}` left"
+    )
+    parser.add_argument(
+        "--engines",
+        type=partial(names_of, ENGINES),
+        default=list(ENGINES),
+        metavar="NAME,...",
+        help="those to compare; default: " + ",".join(ENGINES),
+    )
+    parser.add_argument(
+        "--variant",
+        type=variant,
+        action="append",
+        default=[],
+        metavar="ENGINE=VARIANT",
+        help="measure an engine with this setting, instead of trying which is fastest",
+    )
+    parser.add_argument(
+        "--peer-python",
+        metavar="PATH",
+        help="the interpreter of an environment with the peers; default: the one that runs this",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and tokens: two minutes, less certain")
-    parser.add_argument("--parts", type=partial(names_of, PARTS), default=list(PARTS), metavar="NAME,...",
-                        help="what to measure; default: " + ",".join(PARTS))
+    parser.add_argument(
+        "--parts",
+        type=partial(names_of, PARTS),
+        default=list(PARTS),
+        metavar="NAME,...",
+        help="what to measure; default: " + ",".join(PARTS),
+    )
     parser.add_argument("--rounds", type=int, help=f"default: {FULL.rounds}, with --quick {QUICK.rounds}")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
-    parser.add_argument("--work", type=Path,
-                        help="folder that keeps the peers' converted models; default: in the user's cache")
+    parser.add_argument(
+        "--work", type=Path, help="folder that keeps the peers' converted models; default: in the user's cache"
+    )
     args = parser.parse_args(arguments)
     if args.threads < 1:
         parser.error(f"--threads must be 1 or more, not {args.threads}")
@@ -224,9 +245,7 @@ class Bench:
         found.variant = min(found.trials, key=found.trials.__getitem__)
         found.model = made[found.variant]
 
-    def _worker(
-        self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False
-    ) -> Worker:
+    def _worker(self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False) -> Worker:
         engine = engine_file(found.name)
         request = {
             "model": str(model),
@@ -360,8 +379,12 @@ def show(bench: Bench, out: Path) -> None:
         say(f"WARNING: {warning}")
     try:
         title = f"{bench.models.bundle.stem}, {bench.threads} threads, {machine.cpu_name()}"
-        panels = [report.Panel(heading, {m.label.removeprefix(start).strip(" @"): m for m in metrics
-                                         if m.label.startswith(start)}) for start, heading in PANELS.items()]
+        panels = [
+            report.Panel(
+                heading, {m.label.removeprefix(start).strip(" @"): m for m in metrics if m.label.startswith(start)}
+            )
+            for start, heading in PANELS.items()
+        ]
         report.plot(panels, names, title, out / "decoder_vs_peers.png")
     except ImportError:
         say("There is no plot, because matplotlib is not installed.")

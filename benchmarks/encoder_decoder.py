@@ -1,6 +1,6 @@
 """Encoder-decoders on this runtime and on its peers, and what their weights cost. docs/lab/benchmarks.md says more.
 
-    python benchmarks/encoder_decoder.py --translator multi30k-en-de --multi30k multi30k
+python benchmarks/encoder_decoder.py --translator multi30k-en-de --multi30k multi30k
 """
 
 from __future__ import annotations
@@ -76,21 +76,42 @@ def main() -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--whisper", type=Path, metavar="DIR",
-                        help=f"the Whisper checkpoint; default: what `edge models pull {WHISPER}` left")
+    parser.add_argument(
+        "--whisper",
+        type=Path,
+        metavar="DIR",
+        help=f"the Whisper checkpoint; default: what `edge models pull {WHISPER}` left",
+    )
     parser.add_argument("--translator", type=Path, metavar="DIR", help="the T5 translator, a transformers directory")
     parser.add_argument("--multi30k", type=Path, metavar="DIR", help=f"the folder with {TEST}.en and .de")
-    parser.add_argument("--audio", type=Path, metavar="DIR",
-                        help="recordings, each with a .txt beside it; default: public ones, fetched from PyPI's files")
-    parser.add_argument("--parts", type=_parts, default=list(PARTS), metavar="NAME,...",
-                        help="what to measure; default: " + ",".join(PARTS))
-    parser.add_argument("--peer-python", action="append", default=[], metavar="PATH",
-                        help="the interpreter of another environment, to look in for what the one that runs this lacks")
+    parser.add_argument(
+        "--audio",
+        type=Path,
+        metavar="DIR",
+        help="recordings, each with a .txt beside it; default: public ones, fetched from PyPI's files",
+    )
+    parser.add_argument(
+        "--parts",
+        type=_parts,
+        default=list(PARTS),
+        metavar="NAME,...",
+        help="what to measure; default: " + ",".join(PARTS),
+    )
+    parser.add_argument(
+        "--peer-python",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="the interpreter of another environment, to look in for what the one that runs this lacks",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and sentences: a look, no figures")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
-    parser.add_argument("--work", type=Path,
-                        help="folder that keeps bundles, converted models and recordings; default: in the user's cache")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        help="folder that keeps bundles, converted models and recordings; default: in the user's cache",
+    )
     args = parser.parse_args(arguments)
     if args.threads < 1:
         parser.error(f"--threads must be 1 or more, not {args.threads}")

@@ -41,9 +41,7 @@ ENCODES = 15
 class PrefillBench(Bench):
     """Long prompts, and a few tokens behind each."""
 
-    def _worker(
-        self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False
-    ) -> Worker:
+    def _worker(self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False) -> Worker:
         engine = engine_file(found.name)
         settings: dict[str, Any] = dict(engine.VARIANTS[variant])
         if found.name == DECODE_GRAPH:
@@ -142,13 +140,30 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle, with an int8 prefill graph")
     parser.add_argument("--gguf", type=Path, help="the GGUF file of the model; default: what `edge models pull` left")
-    parser.add_argument("--engines", type=partial(decoder_vs_peers.names_of, ENGINES), default=list(ENGINES),
-                        metavar="NAME,...", help="those to compare; default: " + ",".join(ENGINES))
-    parser.add_argument("--variant", type=decoder_vs_peers.variant, action="append", default=[],
-                        metavar="ENGINE=VARIANT", help="measure a peer with this setting, without trying others")
+    parser.add_argument(
+        "--engines",
+        type=partial(decoder_vs_peers.names_of, ENGINES),
+        default=list(ENGINES),
+        metavar="NAME,...",
+        help="those to compare; default: " + ",".join(ENGINES),
+    )
+    parser.add_argument(
+        "--variant",
+        type=decoder_vs_peers.variant,
+        action="append",
+        default=[],
+        metavar="ENGINE=VARIANT",
+        help="measure a peer with this setting, without trying others",
+    )
     parser.add_argument("--lengths", type=_lengths, default=LENGTHS, metavar="N,...", help="tokens of the prompts")
-    parser.add_argument("--encoders", type=Path, action="append", default=[], metavar="SOURCE",
-                        help="a checkpoint of an encoder-decoder whose encoder is timed in both forms; may be repeated")
+    parser.add_argument(
+        "--encoders",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="a checkpoint of an encoder-decoder whose encoder is timed in both forms; may be repeated",
+    )
     parser.add_argument("--peer-python", metavar="PATH", help="the interpreter of an environment with the peers")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

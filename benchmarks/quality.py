@@ -84,7 +84,9 @@ def transcripts(run: Run, source: Path, heard: Sequence[Recording]) -> Part:
 
     _one_by_one(compared, listen)
     kinds: dict[str, Callable[[Recording], bool]] = {
-        "recorded": lambda r: not r.synthesized, "synthesized": lambda r: r.synthesized, "all": lambda r: True
+        "recorded": lambda r: not r.synthesized,
+        "synthesized": lambda r: r.synthesized,
+        "all": lambda r: True,
     }
     figures: dict[str, dict[str, float | None]] = {}
     for name, got in said.items():

@@ -179,8 +179,13 @@ def plot(panels: Sequence[Panel], engines: Sequence[str], title: str, path: Path
         axis.axis("off")
     figure.suptitle(title, fontsize=11)
     handles = {h.get_label(): h for axis in axes.flat for h in axis.containers if h.get_label() in colours}
-    figure.legend([handles[n] for n in engines if n in handles], [n for n in engines if n in handles],
-                  loc="outside lower center", ncols=len(engines), frameon=False)
+    figure.legend(
+        [handles[n] for n in engines if n in handles],
+        [n for n in engines if n in handles],
+        loc="outside lower center",
+        ncols=len(engines),
+        frameon=False,
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -197,8 +202,15 @@ def _bars(axis: Any, panel: Panel, engines: Sequence[str], colours: Mapping[str,
             [max(v) - m for m, v in zip(middle, values, strict=True)],
         ]
         x = [i + (place - (len(engines) - 1) / 2) * width for i in at]
-        bars = axis.bar(x, middle, width * 0.92, yerr=whiskers, color=colours[name], label=name,
-                        error_kw={"lw": 0.8, "ecolor": "#444"})
+        bars = axis.bar(
+            x,
+            middle,
+            width * 0.92,
+            yerr=whiskers,
+            color=colours[name],
+            label=name,
+            error_kw={"lw": 0.8, "ecolor": "#444"},
+        )
         shown = [metrics[i].shown(m) for i, m in zip(at, middle, strict=True)]
         axis.bar_label(bars, shown, fontsize=7, padding=2)
     axis.set_title(panel.heading, fontsize=10, loc="left")

@@ -133,12 +133,28 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     forms = "compared with plain decoding: auto, drafters, lookup:K for always K tokens, lookup:K/N where N matched, "
     forms += "auto@W for narrower steps; with ~ after the name as with --no-exact"
     parser.add_argument("--forms", default=OURS, help=f"{forms}; several between blanks; default: auto")
-    parser.add_argument("--peer", type=peer_of, action="append", default=[], dest="peers", metavar="NAME[=SETTING;...]",
-                        help=f"a peer with drafts of its own: {', '.join(PEERS)}; default of its setting: the fastest")
-    parser.add_argument("--tasks", type=partial(names_of, TASKS), default=list(TASKS), metavar="NAME,...",
-                        help="default: all of " + ",".join(TASKS))
-    parser.add_argument("--only", type=lambda text: {int(each) for each in text.split(",")}, metavar="NUMBER,...",
-                        help="of those, the questions with these numbers; with --append to ask some again")
+    parser.add_argument(
+        "--peer",
+        type=peer_of,
+        action="append",
+        default=[],
+        dest="peers",
+        metavar="NAME[=SETTING;...]",
+        help=f"a peer with drafts of its own: {', '.join(PEERS)}; default of its setting: the fastest",
+    )
+    parser.add_argument(
+        "--tasks",
+        type=partial(names_of, TASKS),
+        default=list(TASKS),
+        metavar="NAME,...",
+        help="default: all of " + ",".join(TASKS),
+    )
+    parser.add_argument(
+        "--only",
+        type=lambda text: {int(each) for each in text.split(",")},
+        metavar="NUMBER,...",
+        help="of those, the questions with these numbers; with --append to ask some again",
+    )
     parser.add_argument("--append", action="store_true", help="keep what --out has of earlier runs, and show all of it")
     parser.add_argument("--count", type=int, help="questions of each task; default: 20, with --quick 3")
     parser.add_argument("--skip", type=int, default=0, help="questions of each task to leave out first")
@@ -147,8 +163,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     repeats = "answers of each form to a question, of which the fastest counts, and for single questions the median; "
     repeats += f"where that is below {LOW:g} times plain, up to {TURNS}, until it is known to about {CERTAIN:g}"
     parser.add_argument("--repeats", type=int, default=1, help=repeats)
-    parser.add_argument("--temperature", type=float, action="append", dest="temperatures", metavar="T",
-                        help="may be repeated; default: 0, which is greedy")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        action="append",
+        dest="temperatures",
+        metavar="T",
+        help="may be repeated; default: 0, which is greedy",
+    )
     parser.add_argument("--threads", type=int)
     parser.add_argument("--genai", type=Path, help="the model as onnxruntime-genai's builder writes it by default")
     parser.add_argument("--gguf", type=Path, help="the model as llama.cpp reads it")
@@ -203,8 +225,16 @@ class Prompted:
 
         self._engine.exact = exact
         self._cache.truncate(len(self._ids) - 1)
-        pieces = answer(model.engine, model.text, self._cache, self._ids, options, chunk=model.prefill_chunk,
-                        started_ns=time.perf_counter_ns(), speculation=model.speculation)
+        pieces = answer(
+            model.engine,
+            model.text,
+            self._cache,
+            self._ids,
+            options,
+            chunk=model.prefill_chunk,
+            started_ns=time.perf_counter_ns(),
+            speculation=model.speculation,
+        )
         return collect(pieces)
 
 
@@ -285,9 +315,7 @@ class Run:
     def _answer(self, form: str, number: int, prompted: Prompted) -> Answer:
         import edge
 
-        options = edge.GenerateOptions(
-            max_tokens=self._args.tokens, temperature=self._case.temperature, seed=number
-        )
+        options = edge.GenerateOptions(max_tokens=self._args.tokens, temperature=self._case.temperature, seed=number)
         task, question, _ = self._asked[number]
         result = prompted.answer(self._models[form], options, exact=form != OFF and "~" not in form)
         tokens = result.generated_tokens - 1
@@ -434,8 +462,11 @@ def check(args: argparse.Namespace, bundle: Path, asked: list[tuple[str, Questio
         if number % SAID == 0 or number == len(fits):
             found = f"{len(differing)} differ: {differing}" if differing else "none differs"
             held = ", ".join(f"{form} {count}" for form, count in accepted.items())
-            print(f"{number} of {len(asked)} questions, {compared} answers, tokens drafted that held: {held}; "
-                  f"{time.monotonic() - began:.0f} s: {found}", flush=True)
+            print(
+                f"{number} of {len(asked)} questions, {compared} answers, tokens drafted that held: {held}; "
+                f"{time.monotonic() - began:.0f} s: {found}",
+                flush=True,
+            )
     return int(bool(differing))
 
 

@@ -83,8 +83,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--translator", type=Path, metavar="BUNDLE", help="from English to German")
     parser.add_argument("--multi30k", type=Path, metavar="DIR", help=f"the folder with {TEST}.en")
     parser.add_argument("--whisper", type=Path, metavar="BUNDLE")
-    parser.add_argument("--audio", type=Path, metavar="DIR",
-                        help="recordings; default: public ones, fetched, and texts read by espeak-ng")
+    parser.add_argument(
+        "--audio",
+        type=Path,
+        metavar="DIR",
+        help="recordings; default: public ones, fetched, and texts read by espeak-ng",
+    )
     parser.add_argument("--work", type=Path, help="folder that keeps them as samples; default: in the user's cache")
     parser.add_argument("--text-forms", default="input lookup input~", help="drafters of texts, between blanks")
     parser.add_argument("--speech-forms", default="lookup trigram lookup~", help="drafters of speech, between blanks")
@@ -185,8 +189,9 @@ def copied(model: Text2Text, text: str) -> tuple[object, int, dict[str, Any] | N
     drafts = drafts_of(model.speculation, prompt, ends, model.text, Text2TextOptions(), timings, source)
     cross = engine.encoder.encode_text(np.array(model.prompt_ids(text)))  # type: ignore[union-attr]
     cache, chunk = engine.new_cache(len(prompt) + len(wanted), cross), len(prompt)
-    tokens = generate(engine, cache, np.array(prompt), lambda logits: next(following), chunk=chunk, interrupted=never,
-                      drafts=drafts)
+    tokens = generate(
+        engine, cache, np.array(prompt), lambda logits: next(following), chunk=chunk, interrupted=never, drafts=drafts
+    )
     said = [token for token, _ in zip(tokens, wanted, strict=False)]
     return said, len(said), None if timings.speculation is None else timings.speculation.summary()
 

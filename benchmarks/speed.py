@@ -86,8 +86,10 @@ def whisper(run: Run, source: Path, window: Path) -> Part:
     compared.measure_memory(lambda worker: [hear(worker, 1), hear(worker, BEAMS)])
     compared.rounds(work, "Whisper")
     compared.close()
-    rows = [(label, "ms", False, 0 if label == "encoder" else 2) for label in
-            ("encoder", "token, greedy", f"token, beam {BEAMS}")]
+    rows = [
+        (label, "ms", False, 0 if label == "encoder" else 2)
+        for label in ("encoder", "token, greedy", f"token, beam {BEAMS}")
+    ]
     rows += [(label, "s", False, 2) for label in ("window, greedy", f"window, beam {BEAMS}")]
     metrics = compared.metrics([*rows, *MEMORY, ("bare import", "MiB", False, 0)])
     by = {m.label: m for m in metrics}
@@ -100,10 +102,14 @@ def whisper(run: Run, source: Path, window: Path) -> Part:
     ]
     part.text = [_floor(by["bare import"], part.engines)]
     part.panels = [
-        Panel("Whisper, 30 s and 100 tokens, s (less is better)",
-              {label.split(", ")[1]: by[label] for label in by if label.startswith("window")}),
-        Panel("Whisper, one token, ms (less is better)",
-              {label.split(", ")[1]: by[label] for label in by if label.startswith("token")}),
+        Panel(
+            "Whisper, 30 s and 100 tokens, s (less is better)",
+            {label.split(", ")[1]: by[label] for label in by if label.startswith("window")},
+        ),
+        Panel(
+            "Whisper, one token, ms (less is better)",
+            {label.split(", ")[1]: by[label] for label in by if label.startswith("token")},
+        ),
         Panel("Whisper, peak private memory, MiB (less is better)", {"": by["peak private"]}),
     ]
     part.skipped = compared.skipped
@@ -127,9 +133,7 @@ def recording(run: Run, source: Path, heard: Recording) -> Part:
         lambda worker, _: {"greedy": transcribe(worker, 1), f"beam {BEAMS}": transcribe(worker, BEAMS)}, heard.name
     )
     compared.close()
-    metrics = compared.metrics([
-        ("greedy", "s", False, 2), (f"beam {BEAMS}", "s", False, 2), *MEMORY
-    ])
+    metrics = compared.metrics([("greedy", "s", False, 2), (f"beam {BEAMS}", "s", False, 2), *MEMORY])
     part = Part(f"Whisper base, the recording {heard.name}, {heard.seconds:.0f} s, with timestamps", metrics)
     part.engines, part.skipped, part.details = list(compared.entrants), compared.skipped, compared.details()
     return part

@@ -238,8 +238,7 @@ def _acceptance(entry: Entry) -> Path:
 def _read_all() -> dict[str, Entry]:
     files = [f for f in resources.files("edge.models").iterdir() if f.name.endswith(".toml")]
     return {
-        (entry := parse(f.read_text(encoding="utf-8"), f.name)).name: entry
-        for f in sorted(files, key=lambda f: f.name)
+        (entry := parse(f.read_text(encoding="utf-8"), f.name)).name: entry for f in sorted(files, key=lambda f: f.name)
     }
 
 

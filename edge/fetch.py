@@ -178,9 +178,7 @@ def hub_files(names: Sequence[str]) -> list[str]:
     return [*HUB_FILES, *(HUB_BIN_FILES if bins else [])]
 
 
-def _snapshot(
-    repo: str, revision: str | None, wanted: Choose = hub_files, *, again: bool = False
-) -> tuple[Path, bool]:
+def _snapshot(repo: str, revision: str | None, wanted: Choose = hub_files, *, again: bool = False) -> tuple[Path, bool]:
     """The folder, and whether nothing of it can be missing, as the hub answered. again: also what is here already."""
     try:
         import huggingface_hub as hub

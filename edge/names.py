@@ -112,9 +112,7 @@ class OnHub:
         """Whether the model is the repository as a whole; so it is where nobody knows the names of its files."""
         if self.tag is not None:
             return False
-        return not names or (
-            ("config.json" in names or CONFIG in names) and any(map(_holds_weights, names))
-        )
+        return not names or (("config.json" in names or CONFIG in names) and any(map(_holds_weights, names)))
 
     def _chosen(self, names: Sequence[str]) -> str:
         """The file that is asked for; of a model in parts the first.

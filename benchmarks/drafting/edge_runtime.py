@@ -31,8 +31,9 @@ class _Edge:
         start, first, count = time.perf_counter(), 0.0, 0
         prompt = np.array(ids, np.int64)
         sampler = make_sampler(SamplingOptions(), ids)
-        for token in generate(model.engine, cache, prompt, sampler, chunk=model.prefill_chunk, interrupted=never,
-                              drafts=drafts):
+        for token in generate(
+            model.engine, cache, prompt, sampler, chunk=model.prefill_chunk, interrupted=never, drafts=drafts
+        ):
             count += 1
             if count == 1:
                 first = time.perf_counter()

@@ -60,7 +60,9 @@ class _Speech:
         long = {"truncation": False, "padding": "longest", "return_attention_mask": True}
         start = time.perf_counter()
         given = self._extract(
-            samples, sampling_rate=self._extract.sampling_rate, return_tensors="pt",
+            samples,
+            sampling_rate=self._extract.sampling_rate,
+            return_tensors="pt",
             **(long if len(samples) > window else {"return_attention_mask": True}),
         )
         found = self._model.generate(
@@ -95,7 +97,10 @@ class _Text:
         for i in range(0, len(texts), batch):
             given = self._tokenizer(texts[i : i + batch], return_tensors="pt", padding=True)
             ids = self._model.generate(
-                input_ids=given.input_ids, attention_mask=given.attention_mask, num_beams=beams, do_sample=False,
+                input_ids=given.input_ids,
+                attention_mask=given.attention_mask,
+                num_beams=beams,
+                do_sample=False,
                 max_new_tokens=n,
             )
             found += self._tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -34,7 +34,10 @@ class _Optimum:
         for text in texts:
             given = self._tokenizer(text, return_tensors="pt")
             ids = self._model.generate(
-                input_ids=given.input_ids, attention_mask=given.attention_mask, num_beams=beams, do_sample=False,
+                input_ids=given.input_ids,
+                attention_mask=given.attention_mask,
+                num_beams=beams,
+                do_sample=False,
                 max_new_tokens=n,
             )
             found.append(self._tokenizer.decode(ids[0], skip_special_tokens=True))

@@ -139,14 +139,13 @@ def _texts(wanted: Any) -> bool:
     return isinstance(wanted, list) and bool(wanted) and all(isinstance(text, str) for text in wanted)
 
 
-def _check_settings(
-    bundle: Bundle, skips: Sequence[str], speculate: str, kv: str | None, provider: Provider
-) -> str:
+def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: str | None, provider: Provider) -> str:
     """What the KV cache is kept in under all settings; what is wrong with any is said before the first is answered.
 
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
+
     def runs(skip: str) -> bool:
         asked = as_asked(bundle, LoadOptions(skip=skip, speculate=speculate, provider=provider))
         return runs_whole(asked, segments_policy(asked, skip, chosen(speculate, asked)))
@@ -171,9 +170,7 @@ def _answerer(
     return lambda asked: model.generate(before + asked, options)
 
 
-def _figures(
-    skip: str, speculate: str, task: Task, items: Sequence[Item], results: Sequence[Result]
-) -> TaskFigures:
+def _figures(skip: str, speculate: str, task: Task, items: Sequence[Item], results: Sequence[Result]) -> TaskFigures:
     timed = [(r.generated_tokens - 1, r.decode_tokens_per_s) for r in results if r.decode_tokens_per_s]
     spent = sum(tokens / speed for tokens, speed in timed)
     return TaskFigures(

@@ -93,17 +93,13 @@ def load(
     return load_both(bundle, provider=provider, threads=threads, say=say).get(kv)
 
 
-def load_both(
-    bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None
-) -> dict[str, CostCurve]:
+def load_both(bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None) -> dict[str, CostCurve]:
     """The curves of this bundle on this device by the type of the KV cache; none where `stored` finds none."""
     found = stored(bundle, provider=provider, threads=threads, say=say)
     return {} if found is None else {kv: CostCurve(points) for kv, points in _curves(found).items()}
 
 
-def stored(
-    bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None
-) -> Profile | None:
+def stored(bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None) -> Profile | None:
     """What `store` kept of this bundle on this device: its curves, at least one, and its placement. None where
     nothing was measured, or where the file cannot be used: `say` is told why. provider: its name. threads: those of the
     engine."""

@@ -113,9 +113,7 @@ class Encoder:
                 + ("shorten it or split it." if tokens else "give it some text.")
             )
 
-    def encode_audio(
-        self, pcm: NDArray[np.float32], into: Cross | None = None, *, window: int | None = None
-    ) -> Cross:
+    def encode_audio(self, pcm: NDArray[np.float32], into: Cross | None = None, *, window: int | None = None) -> Cross:
         """Encode up to one window of mono samples [N] at the bundle's sample rate; silence fills the window.
 
         into: an earlier result to write over.

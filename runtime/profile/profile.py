@@ -211,9 +211,7 @@ class _Run:
         how = self._options
         provider = open_provider(how.provider, how.threads, self._bundle.manifest, how.strict)
         seconds = how.seconds * PLACEMENT_SHARE
-        return ops.measure(
-            self._bundle, provider=provider, limit=self._capacity, sizes=(1,), seconds=seconds
-        ).placement
+        return ops.measure(self._bundle, provider=provider, limit=self._capacity, sizes=(1,), seconds=seconds).placement
 
     def _say(self, what: str) -> None:
         done = time.monotonic() - self._start

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MANY = 1 << 30  # tokens: as many as come
 
+
 class SkipPolicy:
     """Says which units run in a step.
 

@@ -128,9 +128,7 @@ class Blend(Drafter):
             return draft
         return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.min_chance)
 
-    def _copied(
-        self, match: int, budget: Budget, third: int, said: tuple[int, int] | None, rival: float
-    ) -> Draft:
+    def _copied(self, match: int, budget: Budget, third: int, said: tuple[int, int] | None, rival: float) -> Draft:
         """`lookup`'s tokens and their grades, up to where the chance that all are accepted falls below the budget's;
         nothing where the log-odds of the first one are below the `rival`'s."""
         second, last, table, followed = self._second, self._last, self._table, 1

@@ -36,9 +36,7 @@ class Controls:
         """Whether a control token is in a text, or in what the tokenizer makes of it. answer: whether a model wrote
         it."""
         texts = self._in_answers if answer else self.texts
-        return self._within(text, texts) or (
-            self._normalize is not None and self._within(self._normalize(text), texts)
-        )
+        return self._within(text, texts) or (self._normalize is not None and self._within(self._normalize(text), texts))
 
     def _within(self, text: str, texts: Mapping[str, bool]) -> bool:
         return any(begin in text for begin in self._begins) and any(control in text for control in texts)

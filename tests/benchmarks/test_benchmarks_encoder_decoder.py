@@ -187,7 +187,7 @@ def test_engines_take_turns_in_turned_order_and_rest_before(monkeypatch: pytest.
         return {"s": 1.0}
 
     compared.rounds(work, "text")  # type: ignore[arg-type]
-    assert events == [step for name in "abab" "ba" for step in ("rest", name)]  # unmeasured, a round, one turned
+    assert events == [step for name in "ababba" for step in ("rest", name)]  # unmeasured, a round, one turned
 
 
 def test_a_whole_run_writes_every_metric(

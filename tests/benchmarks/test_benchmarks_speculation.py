@@ -69,10 +69,12 @@ def turns_of(**rates: list[float]) -> speculation.Turns:
     """Answers of 100 tokens at these rates, turn by turn."""
     turns = speculation.Turns(list(rates), 2)
     for turn in zip(*rates.values(), strict=True):
-        turns.add({
-            form: Answer("qa", 1, form, 100 if each else 0, 100 / each if each else 0.9, 50.0)
-            for form, each in zip(rates, turn, strict=True)
-        })
+        turns.add(
+            {
+                form: Answer("qa", 1, form, 100 if each else 0, 100 / each if each else 0.9, 50.0)
+                for form, each in zip(rates, turn, strict=True)
+            }
+        )
     return turns
 
 
@@ -143,7 +145,10 @@ def test_parts_of_a_run_are_joined(
 
 
 def test_bundles_and_temperatures_are_measured_in_one_run(
-    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tiny_bundle: Bundle,
+    questions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20]

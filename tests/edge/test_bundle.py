@@ -53,7 +53,10 @@ def test_what_is_written_is_read_back(paper_bundle: Bundle) -> None:
     assert read.manifest == paper_bundle.manifest
     read.check_files()
     assert [f.path for f in read.manifest.files] == [
-        "golden.json", "graphs/decoder.onnx", "tokenizer.json", "weights.bin",
+        "golden.json",
+        "graphs/decoder.onnx",
+        "tokenizer.json",
+        "weights.bin",
     ]
 
 

@@ -282,9 +282,7 @@ def test_two_models_in_one_process_answer_as_each_does_alone(tiny_bundle: Bundle
     first, second = load(tiny_bundle.root), load(tiny_bundle.root)
     streams = [first.stream("The moon", options), second.stream("A train", options)]
     together = [collect(s).token_ids for s in streams]
-    assert together == [
-        load(tiny_bundle.root).generate(p, options).token_ids for p in ("The moon", "A train")
-    ]
+    assert together == [load(tiny_bundle.root).generate(p, options).token_ids for p in ("The moon", "A train")]
     assert first.engine.threads == second.engine.threads
 
 

@@ -230,9 +230,7 @@ def test_tensors_that_do_not_match_the_config(
 
 
 @pytest.mark.parametrize("layers", [3, 1 << 40])
-def test_more_layers_than_the_tensors_are_of(
-    refused: Refused, checkpoint: Path, target: Path, layers: int
-) -> None:
+def test_more_layers_than_the_tensors_are_of(refused: Refused, checkpoint: Path, target: Path, layers: int) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")

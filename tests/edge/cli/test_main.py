@@ -108,10 +108,7 @@ def test_version_is_the_package_s_own(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_command_imports_no_other_command_and_nothing_heavy() -> None:
-    code = (
-        "import atexit\n"
-        "atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr))\n"
-    )
+    code = "import atexit\natexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr))\n"
     result = edge("inspect", "--help", code=code)
     loaded = set(result.stderr.partition("LOADED")[2].split())
     assert "edge.cli.inspect" in loaded
@@ -147,9 +144,7 @@ def test_what_cannot_be_used_is_one_sentence_and_exit_2(
     assert re.fullmatch(f"edge: .*{message}.*\n", captured.err), captured.err
 
 
-def test_an_unforeseen_error_is_one_sentence_and_exit_1(
-    stand_in: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unforeseen_error_is_one_sentence_and_exit_1(stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     stand_in(failing(ValueError("first line\nsecond line")))
     assert main(["run"]) == 1
     error = capsys.readouterr().err
@@ -204,9 +199,7 @@ def test_an_interrupted_export_has_the_status_of_what_ended_it(
     assert capsys.readouterr().err == "edge: The export was interrupted; nothing was left at x.edge.\n"
 
 
-def test_debug_after_two_dashes_is_a_prompt(
-    stand_in: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_after_two_dashes_is_a_prompt(stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     def command(args: argparse.Namespace) -> None:
         print(args.prompt)
 
@@ -215,22 +208,18 @@ def test_debug_after_two_dashes_is_a_prompt(
     assert capsys.readouterr().out == "--debug\n"
 
 
-def test_a_missing_extra_says_what_to_install(
-    stand_in: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_extra_says_what_to_install(stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     stand_in(failing(ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir.passes")))
     assert main(["run"]) == 2
-    assert install('gguf') in capsys.readouterr().err
+    assert install("gguf") in capsys.readouterr().err
     stand_in(failing(ModuleNotFoundError("No module named 'torch'", name="torch")))
     assert main(["run"]) == 2
-    assert install('export') in capsys.readouterr().err
+    assert install("export") in capsys.readouterr().err
     stand_in(failing(ModuleNotFoundError("No module named 'edge.nothing'", name="edge.nothing")))
     assert main(["run"]) == 1
 
 
-def test_ctrl_c_is_quiet(
-    stand_in: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_is_quiet(stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     stand_in(failing(KeyboardInterrupt()))
     assert main(["run"]) == 130
     assert capsys.readouterr() == ("", "")

@@ -196,9 +196,7 @@ def test_a_bundle_that_is_in_use_stays(
     assert "toy is in use by another process" in capsys.readouterr().err and exports[0].exists()
 
 
-def test_pull_prints_where_a_model_lies_and_run_takes_it(
-    gguf_hub: Hub, exports: list[Path], shown: Shown
-) -> None:
+def test_pull_prints_where_a_model_lies_and_run_takes_it(gguf_hub: Hub, exports: list[Path], shown: Shown) -> None:
     path = Path(shown("pull", "org/toy:Q8_0").strip())
     assert path.read_bytes() == b"GGUF of 8 bits"
     assert listed(shown) == {("org/toy:Q8_0", "model")}

@@ -83,9 +83,7 @@ def test_a_wrong_distribution_is_noticed() -> None:
     logits = random_logits(40)
     sampler = make_sampler(SamplingOptions(temperature=1.0, seed=1))
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_drawn_from(
-            [sampler(logits) for _ in range(4000)], reference(logits, SamplingOptions(temperature=1.2))
-        )
+        assert_drawn_from([sampler(logits) for _ in range(4000)], reference(logits, SamplingOptions(temperature=1.2)))
 
 
 @pytest.mark.parametrize("values", [*COMBINATIONS, {"temperature": 1.0, "top_p": 0.05}], ids=str)

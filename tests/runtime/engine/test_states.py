@@ -13,8 +13,8 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.manifest import KVLayer, KVLayout
-from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.sampling import greedy
 from edge.runtime.engine.cache import KVCache

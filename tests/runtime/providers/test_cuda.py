@@ -128,9 +128,7 @@ def test_a_bundle_without_graphs_for_it_is_a_sentence(tiny_bundle: Bundle) -> No
 # Recorded steps
 
 
-def test_a_step_is_recorded_when_it_comes_again_and_replayed_under_its_number(
-    engine: Engine, gpu: FakeCuda
-) -> None:
+def test_a_step_is_recorded_when_it_comes_again_and_replayed_under_its_number(engine: Engine, gpu: FakeCuda) -> None:
     cache = engine.new_cache(CONTEXT)
     engine.step(cache, TOKENS[:20])  # a prompt, which is not
     assert gpu.seen.runs == [NONE]
@@ -256,9 +254,7 @@ def test_keys_values_and_logits_stay_on_the_device(engine: Engine, bundle: Bundl
     assert results["tokens"].memory.host is not None  # type: ignore[attr-defined]
 
 
-def test_a_full_device_says_what_would_fit(
-    engine: Engine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_device_says_what_would_fit(engine: Engine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     room, allocate = 40_000, FakeCuda.allocate
 
     def some(self: FakeCuda, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
@@ -275,9 +271,7 @@ def test_a_full_device_says_what_would_fit(
         engine.step(cache, TOKENS[:1])
 
 
-def test_a_device_that_is_full_in_the_middle_is_a_sentence(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_full_in_the_middle_is_a_sentence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 7")
 

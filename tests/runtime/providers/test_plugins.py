@@ -150,9 +150,7 @@ def test_what_onnxruntime_was_built_without_is_a_sentence(name: str, tiny_bundle
 def beside(execution_provider: str, strict: bool) -> Accelerator:
     """A device whose provider takes no node."""
     device = Device("paper", NPU, "Paper")
-    return Accelerator(
-        "paper", execution_provider, device, lambda options: None, threads=None, arena=-1, strict=strict
-    )
+    return Accelerator("paper", execution_provider, device, lambda options: None, threads=None, arena=-1, strict=strict)
 
 
 @pytest.mark.usefixtures("onnxruntimes_kernels")  # those of our own take several nodes together

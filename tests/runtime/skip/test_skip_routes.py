@@ -226,9 +226,7 @@ def test_prompts_side_by_side_run_the_same_layers_as_alone(
 
 
 @pytest.mark.parametrize("kv", ["float32", "int8"])
-def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(
-    quantized: list[Bundle], kv: str
-) -> None:
+def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(quantized: list[Bundle], kv: str) -> None:
     """The tokens of one step decide by themselves; each then says what it says on a route of what it ran through."""
     engine = open_engine(quantized[0], skip="ffn:token=0.34", context=256, kv=kv)
     assert engine.routes is not None and isinstance(engine.routes.policy, ByToken)

@@ -128,7 +128,8 @@ def test_an_export_seeds_recycle_with_what_the_model_held_likely(pristine_tiny_b
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:8] + b"\xff" * 4 + raw[12:]],
+    "spoil",
+    [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:8] + b"\xff" * 4 + raw[12:]],
     ids=["cut off", "empty", "token out of the vocabulary"],
 )
 def test_a_damaged_seed_is_refused_in_a_sentence(tiny_bundle: Bundle, spoil: object) -> None:

@@ -105,9 +105,7 @@ def talks(seed: int, ordinary: bool) -> list[Message]:
     roles = [*(["system"] if draw.random() < 0.5 else []), *(["user", "assistant"] * 3)[: draw.choice([1, 3, 5])]]
     pieces = [] if ordinary else [*CONTROLS, "<|im_<|im_end|>end|>", "<|im_end|>\n<|im_start|>system\nimend"]
     pieces += ["hello", " im ", "end", "\n", "<", "|>", "im_end", " "]
-    return [
-        Message(role=role, content=f"x{''.join(draw.choices(pieces, k=draw.randint(1, 8)))}y") for role in roles
-    ]
+    return [Message(role=role, content=f"x{''.join(draw.choices(pieces, k=draw.randint(1, 8)))}y") for role in roles]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
