@@ -29,6 +29,8 @@ def pytest_configure() -> None:
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    if worker:
+        os.environ.pop("COLUMNS", None)  # which xdist sets: no terminal is as wide as anything
 
 
 @pytest.fixture(autouse=True)

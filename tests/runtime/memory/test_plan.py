@@ -433,7 +433,7 @@ def test_segments_stand_apart_only_where_there_is_room_for_drafts(
 
     monkeypatch.setattr(planning, "make_plan", narrow)
     engine = loading.start(by_layer, LoadOptions(memory="2GB", context=64, speculate="self")).engine.result()
-    assert engine.routes is not None == (width > 1)
+    assert (engine.routes is not None) == (width > 1)
 
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])

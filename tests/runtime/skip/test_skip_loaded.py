@@ -55,7 +55,7 @@ def t5(tiny_t5: tuple[Any, Any, Path], tmp_path_factory: pytest.TempPathFactory)
 
 def loaded(bundle: Bundle, skip: str, **options: Any) -> Text2Text:
     model = edge.load(bundle.root, skip=skip, **options)
-    assert isinstance(model, Text2Text) and model.engine.routes is not None is (skip != "off")
+    assert isinstance(model, Text2Text) and (model.engine.routes is not None) is (skip != "off")
     return model
 
 

@@ -292,7 +292,7 @@ def test_drafts_are_checked_by_what_each_token_decides(quantized: list[Bundle], 
 def test_drafts_of_parts_of_the_model_need_no_segments(quantized: list[Bundle], drafter: str, kv: str) -> None:
     plain = edge.load(quantized[0].root, kind=Model, speculate="off", context=256, kv=kv)
     model = edge.load(quantized[0].root, kind=Model, speculate=drafter, context=256, kv=kv)
-    assert model.engine.routes is not None is drafter.startswith("self")
+    assert (model.engine.routes is not None) is drafter.startswith("self")
     for question in QUESTIONS:
         wanted = plain.generate(question, max_tokens=24).token_ids
         assert model.generate(question, max_tokens=24).token_ids == wanted

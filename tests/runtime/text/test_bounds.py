@@ -199,7 +199,8 @@ def test_parts_of_no_length_are_refused_without_a_note_of_rust_s(
     part: dict[str, Any] = {"type": "FixedLength", "length": 0}
     with pytest.raises(BundleError, match="splits texts into parts of no length"):
         Text(spoil(pre_tokenizer=chain([part], "pretokenizers") if deep else part))
-    assert "panicked" not in capfd.readouterr().err
+    notes = capfd.readouterr().err.split("thread '")  # one of Onig is of a search that an earlier test gave up
+    assert not [note for note in notes if "panicked" in note and "Onig" not in note]
 
 
 def test_tokens_of_a_book_s_length_are_refused(spoil: Spoil) -> None:
