@@ -53,7 +53,3 @@ def make_temperature(settings: RuleSettings) -> Temperature:
 def make_thresholds(settings: RuleSettings) -> list[Threshold]:
     """What says by weights which tokens are drawn from."""
     return _asked_for("weights", settings)
-
-
-for _stage in STAGES:
-    _of(_stage)  # now, so that no answer waits for it
