@@ -1,4 +1,4 @@
-"""Work in a thread of its own while the caller goes on."""
+"""Work in a separate thread while the caller goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Background(Generic[T]):
             self._error = e
 
     def result(self) -> T:
-        """What `make` returned, as soon as it has."""
+        """Wait for `make`, and return its result or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error

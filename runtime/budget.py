@@ -89,7 +89,7 @@ def make_plan(
         return needed(model.footprint(demand)) <= budget
 
     def fitting(sizes: range, rung: Demand) -> int:
-        """How many of these sizes of the context fit: the first ones."""
+        """Number of the sizes of the context that fit, counted from the first one."""
         return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, rung)))
 
     sizes, count = range(choices.minimum, choices.maximum + 1), 0
@@ -112,8 +112,8 @@ def make_plan(
 
 
 def make_exact_plan(bundle: Bundle, budget: int | str | None = None, *, speculate: str = OFF, **given: Any) -> Plan:
-    """As `make_plan`, for a decoder whose answers are exact: context, prompt chunk, prefill graph and KV cache are what
-    ``auto`` leaves, whatever drafts."""
+    """Choose a plan like `make_plan`, for a decoder whose answers are exact: context, prompt chunk, prefill graph and
+    KV cache are what ``auto`` leaves, whatever drafts."""
     common = make_plan(bundle, budget, speculate=AUTO, **given)
     if speculate == AUTO:
         return common
@@ -181,8 +181,8 @@ class _Choices:
         self.goal = min(GOAL, limit) if context is None else context
 
     def ladder(self) -> Iterator[Demand]:
-        """Demands that differ in step width, prompt chunk, prefill graph and KV cache, the best first; `demand` gives
-        them a context."""
+        """Yield demands that differ in step width, prompt chunk, prefill graph and KV cache, the best first; `demand`
+        gives them a context."""
         widths = [self._branches] if self._manifest.text is not None else [1]
         if self._speculate != OFF:
             widest = widest_draft(self._manifest.dims.vocab_size)

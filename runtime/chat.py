@@ -139,7 +139,7 @@ class Chat:
         self._said: dict[int, _Said] = {}  # by the number of messages, where a turn of this chat ended
 
     def _last_message(self) -> int:
-        """Where the last message of the user's is; InputError where there is none."""
+        """Index of the user's last message; InputError where there is none."""
         for i in reversed(range(len(self.messages))):
             if self.messages[i]["role"] == "user":
                 return i
@@ -167,7 +167,7 @@ class Chat:
 
     @property
     def capacity(self) -> int:
-        """Most tokens that the conversation can have."""
+        """Maximum tokens of the conversation."""
         return self._capacity
 
     def stream(

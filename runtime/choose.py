@@ -1,7 +1,7 @@
-"""Choosing what an engine opens of a bundle: by the options, the bundle and the memory budget.
+"""The choice of what an engine opens of a bundle: by the options, the bundle and the memory budget.
 
-What goes with what is a table in docs/reference/variants.md; each refusal and each trade-off of it stands here, so that
-an engine asks no further questions.
+docs/reference/variants.md has a table of the combinations; each refusal and each trade-off of it is here, so that an
+engine asks no further questions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant:
-    """The variant of a bundle for these options, the best that their memory has room for.
+    """Choose the variant of a bundle for these options, the best that their memory has room for.
 
-    present: bytes that this process holds already, which count where memory is limited.
+    present: bytes of this process so far, which count where memory is limited.
 
     Raises:
         InputError: an option out of its range or unknown, options that do not go together, or that the bundle cannot
@@ -104,7 +104,7 @@ def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> 
 
 
 def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
-    """How segments run, where the engine is one over segments; None where the whole graph runs.
+    """Return the policy of an engine over segments; None where the whole graph runs.
 
     Raises:
         InputError: there is no such policy or drafter, the bundle cannot have it, or not both together.
@@ -138,7 +138,7 @@ def _plan(
 
 
 def _prefill(bundle: Bundle, plan: Plan | None) -> bool:
-    """Whether the bundle has an int8 prefill graph that can be used; why not is logged."""
+    """True if the bundle has an int8 prefill graph that can be used; why not is logged."""
     form, name = bundle.manifest.prefill, bundle.manifest.name
     if form is None:
         return False

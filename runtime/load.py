@@ -1,4 +1,4 @@
-"""`edge.load`: whatever a bundle holds, ready to be used. The only place that opens one.
+"""`edge.load`: a bundle of any kind, ready to be used. The only place that opens one.
 
 Loading the weights is ONNX Runtime's work and leaves the interpreter free: the tokenizer, the chat template and the
 prompt are made ready meanwhile. `edge run` starts before it imports what only those need.
@@ -49,7 +49,7 @@ class Loading:
     engine: Background[Engine]
 
     def model(self) -> Model | Text2Text | Transcriber:
-        """What answers with the bundle, whose engine may still be loading."""
+        """Return the model that answers with the bundle. Its engine may still be loading."""
         speculate = self.options.speculate
         if self.bundle.manifest.speech is not None:
             from edge.runtime.speech.transcribe import Transcriber
@@ -151,7 +151,7 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
 
 def as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
-    """The bundle in units, where a policy or a drafter leaves layers out and our kernels can: see `in_units`."""
+    """Return the bundle in units, where a policy or a drafter leaves layers out and our kernels can: see `in_units`."""
     from edge.runtime.skip import of_halves
     from edge.runtime.skip.units import in_units
     from edge.runtime.speculate.base import runs_units
@@ -165,7 +165,7 @@ def as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
 
 
 def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
-    """The engine of a bundle whose files are trusted, at once; without other options it drafts nothing, its steps
+    """Open the engine of a bundle whose files are trusted, at once; without other options it drafts nothing, its steps
     need not be exact, and its KV cache is in float32. Errors are those of `start`."""
     target = target_for(bundle, provider_name(keywords.get("provider", AUTO)))  # whose graphs have caches of their own
     options = LoadOptions(speculate=OFF, exact=False, kv=FLOAT32 if target is None else AUTO)

@@ -1,4 +1,4 @@
-"""How a bundle is loaded: the options of `edge.load`."""
+"""Options of loading a bundle: those of `edge.load`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _day(given: str) -> str:
 
 @dataclass(frozen=True)
 class LoadOptions(Options):
-    """How a bundle is loaded; docs/reference/options.md says what each field means."""
+    """Options of loading a bundle; docs/reference/options.md says what each field means."""
 
     speculate: str = option(
         AUTO,

@@ -1,4 +1,4 @@
-"""What a `Model`, a `Text2Text` and a `Transcriber` have in common: a bundle, its engine, and what drafts."""
+"""The common base of `Model`, `Text2Text` and `Transcriber`: a bundle, its engine, and what drafts."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class Loaded:
         return engine
 
     def wait(self) -> None:
-        """Wait until the engine has loaded; what is wrong with it is raised here, and not as a fault of a text."""
+        """Wait until the engine has loaded. Its errors are raised here, and not as a fault of a text."""
         self.engine.check_open()
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a text may have, as far as that is known without waiting for the weights."""
+        """Maximum tokens of a text, as far as that is known without waiting for the weights."""
         engine, manifest = self._engine, self.bundle.manifest
         if manifest.encoder is not None:
             return manifest.encoder.max_length
@@ -88,7 +88,7 @@ class Loaded:
 
     @cached_property
     def speculation(self) -> Speculation | None:
-        """What drafts, and what it has learnt; None where nothing does."""
+        """The drafter and its planner, with what they have learnt; None where nothing drafts."""
         if self._speculate == OFF:
             return None
         from edge.runtime.speculate.speculation import make_speculation

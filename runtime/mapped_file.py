@@ -1,4 +1,4 @@
-"""Files that are read through memory, and what another program does to them meanwhile.
+"""Files that are mapped into memory, and protection against changes by other programs.
 
 A page past the end of a file that was cut short cannot be read: the system ends the process (SIGBUS). Bytes that were
 changed are read as they are now. Both are refused here: a file is what it was when it was opened, or an error. What
@@ -36,8 +36,8 @@ _opening = threading.Lock()
 
 
 class MappedFile:
-    """A file that something of this process has mapped into memory, as long as this object lives; `mapped_file` makes
-    one.
+    """A file that this process has mapped into memory; `mapped_file` makes one. It is checked as long as this object
+    lives.
 
     advice: what to do where it was changed. timed: whether another time of its last change is a change. error: what is
     raised.
@@ -59,7 +59,7 @@ class MappedFile:
 
     @property
     def changed(self) -> bool:
-        """Whether it is not what it was, or something has read pages that it no longer has."""
+        """True if the file has changed since it was opened, or pages past its present end were read."""
         now = self._stat()
         if now.st_size != self._size or (self._timed and now.st_mtime_ns != self._time):
             return True
@@ -67,7 +67,7 @@ class MappedFile:
         return library is not None and bool(library.edge_changed(self.guard))
 
     def check(self) -> None:
-        """Raise the error where it was changed."""
+        """Raise the error if the file was changed."""
         if self.changed:
             raise self.error(f"{self.path} was changed or cut short while it was open; {self._advice}.")
 
@@ -75,7 +75,8 @@ class MappedFile:
 def mapped_file(
     path: Path, advice: str = COPY_AGAIN, *, timed: bool = True, error: type[EdgeError] = BundleError
 ) -> MappedFile:
-    """The file as it is now, the same object for all who read it while it is that. OSError where it cannot be read."""
+    """Return the file as it is now. All readers share one object until the file changes. OSError where it cannot be
+    read."""
     stat = path.stat()
     key = stat.st_dev, stat.st_ino
     with _opening:
@@ -92,13 +93,13 @@ def check(files: Sequence[MappedFile]) -> None:
 
 
 def check_all(error: type[EdgeError]) -> None:
-    """Raise the error where any file was changed whose changes are errors of this class."""
+    """Raise the error if any mapped file was changed whose changes are errors of this class."""
     check([file for file in list(_known.values()) if file.error is error])
 
 
 @contextmanager
 def unchanged(files: Sequence[MappedFile]) -> Iterator[None]:
-    """Within it the files are read: an error where one was changed, instead of any that comes of it."""
+    """Check files before and after the code in this context. Where one was changed, that error replaces any other."""
     check(files)
     try:
         yield
@@ -109,9 +110,13 @@ def unchanged(files: Sequence[MappedFile]) -> Iterator[None]:
 
 
 def reading(files: Sequence[MappedFile], run: Callable[[], T]) -> Callable[[], T]:
-    """`run`, which reads the files many times: before a run whose process could end, and after each, they are what they
-    were, or an error is raised. Where the library keeps the process alive, files are looked at after runs, twice in a
-    millisecond at most: that takes 3 us between two steps, of which small models' take 50 (2 cores of a Zen 5)."""
+    """Return `run`, which reads the files many times, with checks around each run: an error is raised if a file was
+    changed.
+
+    Without the library, files are checked before and after each run, because a run could end the process. Where the
+    library keeps the process alive, they are checked after runs, twice in a millisecond at most: that takes 3 us
+    between two steps, of which small models' take 50 (2 cores of a Zen 5).
+    """
     library = _library()
     if library is None or any(file.guard == NONE for file in files):
 

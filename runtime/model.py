@@ -65,7 +65,7 @@ class Model(Loaded):
 
     @property
     def prefill_chunk(self) -> int:
-        """Most prompt tokens to run in one step: as asked, or fewer where memory has no room for so many."""
+        """Maximum prompt tokens of one step: as asked, or fewer where memory has no room for so many."""
         plan = self.engine.plan
         if plan is not None:
             return plan.demand.chunk
@@ -136,7 +136,8 @@ class Model(Loaded):
         return self.render(messages, think)
 
     def settled(self, options: GenerateOptions, *, raw: bool = False) -> GenerateOptions:
-        """The options with what is not set as the model's makers set it for chats, where the prompt is not raw."""
+        """Return the options with the values that the model's makers set for chats where an option is not set and the
+        prompt is not raw."""
         return settled(options, self.bundle.manifest, raw=raw)
 
     def stream(
@@ -201,12 +202,13 @@ class Model(Loaded):
         width: int | None = None,
         **keywords: Unpack[GenerateKeywords],
     ) -> Iterator[tuple[int, Result]]:
-        """Answer prompts, up to `width` of them side by side (default: 8, or 32 on a GPU with CUDA): each one's place,
-        counted from 0, and answer as they are done. Unless the model was loaded with `exact=False`, an answer is the
-        same whatever the other prompts are and whatever `width` is, from 2 on. It may differ in a near-tie from what
-        `generate` gives to its prompt alone, whose steps run two tokens or more: onnxruntime's attention takes a lone
-        token by another kernel, and of several sequences it takes lone tokens only. `options` may be a list, of each
-        prompt's own.
+        """Answer prompts, up to `width` of them in parallel (default: 8, or 32 on a GPU with CUDA). Yields each
+        prompt's index, counted from 0, and its answer, as they are finished.
+
+        Unless the model was loaded with `exact=False`, an answer is the same whatever the other prompts are and
+        whatever `width` is, from 2 on. It may differ in a near-tie from what `generate` gives to its prompt alone,
+        whose steps run two tokens or more: onnxruntime's attention takes a lone token by another kernel, and of several
+        sequences it takes lone tokens only. `options` may be a list, with the options of each prompt.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, a drafter that was named, a graph for trees, or a bundle that
@@ -234,7 +236,7 @@ class Model(Loaded):
         return Stream(self._answers(prompts, asked, options, system, raw, width))
 
     def check_width(self, width: int | None) -> None:
-        """Raise InputError where answers cannot grow `width` side by side; None: as many as can."""
+        """Raise InputError where `width` answers cannot grow in parallel; None: as many as can."""
         if width is None or WIDTH(width) == 1:
             return
         if not self.bundle.manifest.graph("decoder").batch:
@@ -256,7 +258,7 @@ class Model(Loaded):
 
     @property
     def _alone(self) -> bool:
-        """Whether answers are made one after another."""
+        """True if prompts are answered one after another."""
         return not self.engine.supports_batching or self._speculate not in (OFF, AUTO)
 
     def _answers(
@@ -300,7 +302,7 @@ class Model(Loaded):
         width: int | None = None,
         **keywords: Unpack[GenerateKeywords],
     ) -> list[Result]:
-        """Answer prompts side by side; their answers in the prompts' order. See `answers`."""
+        """Answer prompts in parallel, and return their answers in the prompts' order. See `answers`."""
         found = dict(self.answers(prompts, options, system=system, raw=raw, width=width, **keywords))
         return [found[i] for i in range(len(found))]
 

@@ -1,4 +1,4 @@
-"""Options: frozen dataclasses whose fields are all that is written of an option by hand.
+"""Options: frozen dataclasses whose fields state all that is written by hand about an option.
 
     @dataclass(frozen=True)
     class SamplingOptions(Options):
@@ -8,7 +8,7 @@
         )
 
 A field's check gives the value as the code uses it, or says what is wrong with it. Numbers may be of any type that is
-one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts. What else it says is read by commands for
+one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts. The rest of a field is read by commands for
 their arguments and --help (`edge.cli.arguments`), and by `tools/options.py`, which writes the keywords that type
 checkers read and the tables of docs/reference/options.md.
 """
@@ -43,7 +43,8 @@ DECODER, TEXT, SPEECH = KINDS = ("decoder", "text", "speech")  # kinds of bundle
 
 @dataclasses.dataclass(frozen=True)
 class Others:
-    """Other fields that an option needs or excludes, and the sentence where it is given without them, or with one."""
+    """Other fields that an option needs or excludes, and the error's sentence where it is given without them, or with
+    one."""
 
     names: tuple[str, ...]
     sentence: str
@@ -51,7 +52,7 @@ class Others:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is known of an option besides its type and its default.
+    """The description of an option, besides its type and its default.
 
     Args:
         check: gives a value as the code uses it, or refuses it.
@@ -83,22 +84,22 @@ class Option:
 
     @property
     def destination(self) -> str:
-        """What the command line calls it inside: the last of its names, without dashes."""
+        """Name of the option in the parser of the command line: the last of its names, without dashes."""
         return self.flag.partition(" ")[0].rpartition("/")[2].lstrip("-").replace("-", "_")
 
 
 def option(default: Any, check: Check, **known: Any) -> Any:
-    """A field of `Options`. known: of `Option`."""
+    """Make a field of `Options`. known: arguments of `Option`."""
     return dataclasses.field(default=default, metadata={_OPTION: Option(check, **known)})
 
 
 def has_option(field: dataclasses.Field[Any]) -> bool:
-    """Whether `option` made a field."""
+    """True if a field was made by `option`."""
     return _OPTION in field.metadata
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option:
-    """What is known of a field that `option` made."""
+    """Return the description of a field that `option` made."""
     found: Option = field.metadata[_OPTION]
     return found
 
@@ -112,7 +113,8 @@ def fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What has fields made by `option`; InputError where a value of one is of the wrong type or out of its range."""
+    """Base of dataclasses whose fields are made by `option`; InputError where a value of one is of the wrong type or
+    out of its range."""
 
     def __post_init__(self) -> None:
         for name, check in _checks(type(self)):  # type: ignore[arg-type]  # a class has a hash
@@ -154,7 +156,7 @@ def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
 
 
 def wanted(check: Check) -> str:
-    """What a check lets pass, in words; empty where the type of the field says it."""
+    """Values that a check accepts, in words; empty where the type of the field says it."""
     return str(getattr(check, "wanted", ""))
 
 
@@ -165,7 +167,7 @@ def _stating(check: Check, what: str) -> Check:
 
 
 def unless_none(check: Check) -> Check:
-    """What `check` wants, or None."""
+    """A check that accepts None, and what `check` accepts."""
     return _stating(lambda value: None if value is None else check(value), wanted(check))
 
 
@@ -177,7 +179,7 @@ def number(
     most: float = math.inf,
     above: float = -math.inf,
 ) -> Check:
-    """A finite number from `least` to `most` and larger than `above`. name, what: for the sentence."""
+    """A check for a finite number from `least` to `most` and larger than `above`. name, what: for the sentence."""
 
     def check(value: Any) -> float:
         if _is_number(value):
@@ -193,7 +195,7 @@ def number(
 
 
 def integer(name: str, what: str, *, least: int, most: int = LARGEST) -> Check:
-    """A whole number from `least` to `most`. name, what: for the sentence."""
+    """A check for a whole number from `least` to `most`. name, what: for the sentence."""
 
     def check(value: Any) -> int:
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -208,7 +210,7 @@ def integer(name: str, what: str, *, least: int, most: int = LARGEST) -> Check:
 
 
 def flag(name: str) -> Check:
-    """True or False."""
+    """A check for True or False."""
 
     def check(value: Any) -> bool:
         if isinstance(value, bool | np.bool_):
@@ -219,7 +221,7 @@ def flag(name: str) -> Check:
 
 
 def text(name: str) -> Check:
-    """A text."""
+    """A check for a text."""
 
     def check(value: Any) -> str:
         if isinstance(value, str):
@@ -230,7 +232,7 @@ def text(name: str) -> Check:
 
 
 def day(value: Any) -> str:
-    """A day, ``YYYY-MM-DD`` or a date of Python's."""
+    """Check a day, ``YYYY-MM-DD`` or a date of Python's."""
     found = str(value) if isinstance(value, str | datetime.date) else ""
     if re.fullmatch(r"\d{4}-\d\d-\d\d", found, re.ASCII):
         with contextlib.suppress(ValueError):  # no such day
@@ -239,7 +241,7 @@ def day(value: Any) -> str:
 
 
 def texts(name: str) -> Check:
-    """Texts in a list or a tuple, none of them empty, or one text alone."""
+    """A check for texts in a list or a tuple, none of them empty, or one text alone."""
 
     def check(value: Any) -> tuple[str, ...]:
         found = (value,) if isinstance(value, str) else value
@@ -253,7 +255,8 @@ def texts(name: str) -> Check:
 
 
 def several(each: Check, name: str, what: str, none: str) -> Check:
-    """One value or more in a list, a tuple or an array of one dimension. none: what is said where there is none."""
+    """A check for one value or more in a list, a tuple or an array of one dimension. none: the error's sentence where
+    there is none."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim == 1):
@@ -266,7 +269,7 @@ def several(each: Check, name: str, what: str, none: str) -> Check:
 
 
 def one_of(name: str, what: str, values: Iterable[Any]) -> Check:
-    """One of a few values, of the same type."""
+    """A check for one of a few values, of the same type."""
     known = tuple(values)
 
     def check(value: Any) -> Any:
@@ -279,7 +282,7 @@ def one_of(name: str, what: str, values: Iterable[Any]) -> Check:
 
 
 def function(name: str) -> Check:
-    """Something that can be called."""
+    """A check for something that can be called."""
 
     def check(value: Any) -> Any:
         if callable(value):
@@ -290,12 +293,12 @@ def function(name: str) -> Check:
 
 
 def refused(name: str, wanted: str, value: object) -> InputError:
-    """The error for an option that has another value than is wanted."""
+    """Make the error for an option that has another value than is wanted."""
     return InputError(f"The {name} must be {wanted}, not {shown(value)}.")
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it: on one line and not long, whatever it is."""
+    """Show a value in a sentence: on one line and not long, whatever it is."""
     try:
         said = " ".join(repr(value).split())
     except Exception:  # a number of many thousand digits has no text, and a class may have any __repr__

@@ -54,8 +54,8 @@ class _Task:
 
 
 class Text2Text(Loaded):
-    """An encoder-decoder for text in memory. `edge.load` makes one. Several threads may ask it at a time; one of them
-    has drafts.
+    """An encoder-decoder for text in memory. `edge.load` makes one. Several threads may use it at a time; only one of
+    them has drafts.
 
     Args:
         bundle: the opened bundle.
@@ -270,7 +270,8 @@ class Text2Text(Loaded):
         return processed(task.processors, make_chooser(settings), task.prompt)
 
     def _task(self, options: Text2TextOptions, engine: Engine) -> _Task:
-        """What these options decide: the last time's task, where they are the same."""
+        """Return the settings of an output that follow from these options: the last task, where the options are the
+        same."""
         last, defaults = self._last, self._defaults
         if last is not None and last.options is options:
             return last
@@ -289,7 +290,8 @@ class Text2Text(Loaded):
         return task
 
     def _beams(self, options: Text2TextOptions, max_tokens: int) -> BeamOptions:
-        """How beams are searched, of which there is one where anything drafts."""
+        """Return the options of a beam search. There is one beam where anything drafts; InputError where more are asked
+        for."""
         beams = options.beam_options(self._defaults, max_tokens)
         if beams.beams > 1 and self._speculate != OFF:
             raise InputError(

@@ -38,8 +38,8 @@ WHOLE: Route = (0,)  # of a decoder that leaves nothing out
 
 
 class Growing:
-    """One answer while it grows. asked: its prompt's token ids, and the block of thoughts that it may begin with.
-    cache: its keys and values, in a slot."""
+    """An answer that grows token by token. asked: its prompt's token ids, and the block of thoughts that it may begin
+    with. cache: its keys and values, in a slot."""
 
     def __init__(
         self, place: int, asked: Asked, cache: KVCache, options: GenerateOptions, engine: Engine, text: Text
@@ -58,8 +58,8 @@ class Growing:
         self._began = time.perf_counter()
 
     def take(self, row: Any, asked: Want = LOGITS) -> FinishReason | None:
-        """Choose the next token by its logits [V], or what else was asked for; what ends the answer, where anything
-        does."""
+        """Choose the next token by its logits [V], or by another result of the step (`asked`). Returns the reason if
+        the answer ends."""
         timings = self._timings
         if asked == CANDIDATES:
             assert isinstance(self.sampler, Categorical)
@@ -125,8 +125,8 @@ class Batch:
         return -(-sequences // self._multiple) * self._multiple
 
     def answers(self, prompts: Sequence[Asked], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
-        """Each prompt's place and answer, as they are done; the longest prompts are begun first. Once the first one's
-        options interrupt, answers end where they are."""
+        """Yield each prompt's index and answer, as they are finished; the longest prompts are begun first. Once the
+        first one's options interrupt, all answers end where they are."""
         interrupted = options[0].interrupted
         waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i][0])))
         growing: list[Growing] = []  # in the order of their slots
@@ -162,12 +162,12 @@ class Batch:
         return cache
 
     def _open(self, growing: Sequence[Growing]) -> bool:
-        """Whether another answer may begin: where layers depend on the length and are the same for all sequences of a
-        step, only together with the others."""
+        """True if another answer may begin. Where layers depend on the length and are the same for all sequences of a
+        step, it may only begin together with the others."""
         return self._free or not growing or growing[0].cache.length == growing[0].cache.prompt
 
     def _alike(self, growing: Sequence[Growing], cache: KVCache) -> bool:
-        """Whether an answer in this cache runs through the same layers as those that grow, token by token."""
+        """True if an answer in this cache runs through the same layers as those that grow, token by token."""
         routes = self._routes
         if routes is None or routes.free or not growing:
             return True
@@ -175,11 +175,11 @@ class Batch:
 
     @property
     def _free(self) -> bool:
-        """Whether an answer may run through other layers than those next to it, or all tokens run through the same."""
+        """True if an answer may run through other layers than those next to it, or all tokens run through the same."""
         return self._routes is None or self._routes.free
 
     def _asked(self, growing: Sequence[Growing]) -> Want:
-        """What a step is asked for: of logits in another memory no more than samplers need."""
+        """Return what a step is asked for: of logits in a device's memory only what the samplers need."""
         engine, samplers = self._engine, [each.sampler for each in growing]
         if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
             return TOKENS
@@ -227,5 +227,5 @@ class Batch:
 
 
 def _likeliest(sampler: Sampler) -> bool:
-    """Whether a sampler is sure to take the likeliest token next."""
+    """True if a sampler is certain to choose the likeliest token next."""
     return not sampler.unsure if isinstance(sampler, Uncircling) else sampler is greedy

@@ -1,4 +1,4 @@
-"""How often each drafter is right on this bundle's own answers, by the position in its drafts."""
+"""Acceptance rates of each drafter on this bundle's answers, by the position in its drafts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POSITIONS = 6
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What one drafter did. seen, right: by position in a draft, how often all before it were right, and how often it
+    """Figures of one drafter. seen, right: by position in a draft, how often all before it were right, and how often it
     was right as well. share: of the steps that had a draft."""
 
     drafter: str

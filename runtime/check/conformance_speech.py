@@ -1,4 +1,4 @@
-"""A conformance corpus of a speech model: what this runtime hears in some sounds, for another host to repeat.
+"""A conformance corpus of a speech model: this runtime's transcriptions of some sounds, for another host to repeat.
 
 `speech.jsonl` has one JSON object per line: `sound`, the name of a file next to it with mono samples as little-endian
 float32; `options` as they were given; and the `segments` that came. The same processor gives the same tokens; another
@@ -57,7 +57,7 @@ def make_sounds(rate: int, window: int) -> dict[str, NDArray[np.float32]]:
 def hear(
     bundle: Bundle, folder: Path, *, threads: int | None = None, provider: str | Provider = AUTO
 ) -> Iterator[dict[str, Any]]:
-    """The lines of `speech.jsonl`, one after the other; the sounds are written to `folder`."""
+    """Yield the lines of `speech.jsonl`, one after the other; the sounds are written to `folder`."""
     model = load(bundle.root, speculate="off", threads=threads, provider=provider, kind=Transcriber)
     sounds = make_sounds(model.speech.sample_rate, model.speech.window_samples)
     for name, samples in sounds.items():
@@ -72,13 +72,13 @@ def hear(
 
 
 def count(bundle: Bundle) -> int:
-    """The transcriptions of `hear`."""
+    """Number of transcriptions that `hear` yields."""
     return len(SOUNDS) * len(_options(bundle))
 
 
 def _options(bundle: Bundle) -> list[dict[str, Any]]:
-    """What every sound is heard with: the reference's settings, one text without judging it, draws, texts that may be
-    noise, and where the decoder takes trees, beams."""
+    """Options with which each sound is transcribed: the reference's settings, one text without judging it, draws, texts
+    that may be noise, and where the decoder takes trees, beams."""
     speech = bundle.manifest.speech
     assert speech is not None
     named = {"language": list(speech.languages)[-1]} if speech.languages else {}

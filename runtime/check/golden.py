@@ -45,7 +45,7 @@ MAX_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in
 
 @dataclass
 class GoldenReport:
-    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong."""
+    """Result of a replay. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong."""
 
     tolerance: float
     prompts: int = 0
@@ -62,7 +62,7 @@ class GoldenReport:
 
 @dataclass(frozen=True)
 class GoldenInput:
-    """What a golden answer is recorded for; see `GoldenCase`."""
+    """The input for which a golden answer is recorded; see `GoldenCase`."""
 
     prompt_ids: list[int]
     source_ids: list[int] = field(default_factory=list)
@@ -71,8 +71,8 @@ class GoldenInput:
 
 
 def roles(bundle: Bundle, provider: str = AUTO) -> list[str]:
-    """The graphs that a run could take to answer with, the decoder's own first; or those for the provider's device, by
-    their target's name, where the bundle has some."""
+    """Roles of the graphs that a run could use to answer with, the decoder's first; or those for the provider's device,
+    by their target's name, where the bundle has some."""
     target, manifest = target_for(bundle, provider), bundle.manifest
     if target is not None:
         return [target]
@@ -90,7 +90,7 @@ def open_role(
     threads: int | None = None,
     provider: str | Provider = AUTO,
 ) -> Engine:
-    """An engine for the graph with this role, or for this target; BundleError where the graph cannot be loaded."""
+    """Open an engine for the graph with this role, or for this target; BundleError where the graph cannot be loaded."""
     if role in TARGETS:
         return make_engine(bundle, Variant(target=role, context=context), provider, threads)
     policy = None
@@ -103,9 +103,8 @@ def open_role(
 
 
 def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 24) -> Golden:
-    """For each input its greedy answer of `tokens` tokens, past any end token, and the top logits of the first and last
-    step. A prompt and its answer must fit in the engine's context.
-    """
+    """Record for each input its greedy answer of `tokens` tokens, past any end token, and the top logits of the first
+    and last step. A prompt and its answer must fit in the engine's context."""
     import onnxruntime
 
     cases: list[GoldenCase] = []
@@ -130,7 +129,8 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
 
 
 def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
-    """What the graph with this role, which rounds otherwise, says along the recorded answers."""
+    """Record the tokens and top logits that the graph with this role, which rounds otherwise, gives along the recorded
+    answers."""
     cases, deviation = [], golden.tolerance
     for case in golden.cases:
         ids: list[int] = []
@@ -233,7 +233,8 @@ def _top(logits: NDArray[np.float32]) -> TopLogits:
 
 
 def _deviation(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> float:
-    """How far the logits of an answer, whose best of each step are given, differ from those of steps of two rows."""
+    """Largest distance between the logits of an answer, given by the best of each step, and those of steps of two
+    rows."""
     answer = [top.ids[0] for top in tops]
     cache = _new_cache(engine, given, len(given.prompt_ids) + len(answer) + 1)
     cache.exact = True

@@ -29,19 +29,19 @@ Progress = Callable[[int, int], None]  # windows done, windows in all
 
 
 class LogitsSource(Protocol):
-    """What can be measured: a bundle's engine, or the Torch model that it came from."""
+    """The protocol of models that can be measured: a bundle's engine, or the Torch model that it came from."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
-        """Logits of `tokens` [S], a text of its own, as consecutive pieces [CHUNK or fewer, V], each valid until the
-        next one."""
+        """Yield the logits of `tokens` [S], an independent text, in consecutive pieces [CHUNK or fewer, V], each valid
+        until the next one."""
         ...
 
 
 class EngineLogits:
-    """The logits of a bundle, on a KV cache of its own for `window` tokens. prefill: those of its int8 prefill graph.
+    """The logits of a bundle, on a separate KV cache for `window` tokens. prefill: those of its int8 prefill graph.
     chunk: maximum tokens of a step."""
 
     def __init__(self, engine: Engine, window: int, *, prefill: bool = False, chunk: int = CHUNK) -> None:
@@ -72,7 +72,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A candidate compared with a reference, over the same predicted tokens."""
+    """Comparison of a candidate with a reference, on the same predicted tokens."""
 
     tokens: int
     top1: float  # share of positions where both find the same token most likely
@@ -83,7 +83,7 @@ class Agreement:
 
 
 def check_decoder(bundle: Bundle) -> None:
-    """InputError where a bundle is not a decoder alone: others need an input besides the text."""
+    """Raise InputError where a bundle is not a decoder alone: others need an input besides the text."""
     if bundle.manifest.speech is not None:
         raise InputError(f"{bundle.manifest.name} reads audio, and the perplexity of a text is of decoders alone.")
     if bundle.manifest.encoder is not None:
@@ -94,7 +94,7 @@ def check_decoder(bundle: Bundle) -> None:
 
 
 def check_window(window: int, context: int) -> None:
-    """InputError where a window is too short to predict anything, or longer than the model's context."""
+    """Raise InputError where a window is too short to predict anything, or longer than the model's context."""
     if window < 2:
         raise InputError(f"A window of {window} tokens leaves nothing to predict; choose --window 2 or more.")
     if window > context:
@@ -137,7 +137,7 @@ def compare(
     *,
     given: int = 1,
 ) -> Agreement:
-    """How far `candidate` agrees with `reference` on the same windows, whose first `given` tokens are not predicted;
+    """Compare `candidate` with `reference` on the same windows, whose first `given` tokens are not predicted;
     InputError where their vocabularies have different sizes."""
     if reference.vocab_size != candidate.vocab_size:
         raise InputError(

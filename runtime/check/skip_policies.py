@@ -1,4 +1,4 @@
-"""What a skip policy costs in quality and brings in speed, beside the same decoder with nothing skipped."""
+"""The loss of quality and the gain of speed by a skip policy, compared with the same decoder with nothing skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARM = 4  # tokens before them, that are not timed
 
 @dataclass(frozen=True)
 class SkipFigures:
-    """A policy beside the whole decoder, over the same tokens."""
+    """Figures of a policy and of the whole decoder, on the same tokens."""
 
     skip: str
     tokens: int  # that were predicted
@@ -127,7 +127,7 @@ def measure(
 def decode_speeds(
     engines: Sequence[Engine], prompt: NDArray[np.int64], capacity: int, *, rounds: int = ROUNDS, timed: int = TIMED
 ) -> list[float]:
-    """Tokens per second of greedy decoding behind a prompt, of each engine: the median step of rounds in turns. An
+    """Tokens per second of greedy decoding after a prompt, for each engine: the median step of rounds in turns. An
     answer is as long as the rounds together, or as the capacity allows."""
     caches, tokens, spent = [], [], [list[float]() for _ in engines]
     for engine in engines:

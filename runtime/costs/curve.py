@@ -1,4 +1,4 @@
-"""The cost curve t(S, context): what a step of S tokens costs on this device, and where that is kept.
+"""The cost curve t(S, context): the time of a step of S tokens on this device, and the file that stores it.
 
 Every `edge profile` leaves it in the cache folder as `device.json`, a profile with nothing but the curves and which
 execution provider ran what: one for each device, provider, number of threads and bundle. Speculation reads it with
@@ -46,7 +46,7 @@ class CostCurve:
         self._lines = [(sorted(lines[c]), [ms for _, ms in sorted(lines[c].items())]) for c in self.contexts]
 
     def ms(self, size: int, context: int) -> float:
-        """What a step costs, in milliseconds."""
+        """Milliseconds of a step of `size` tokens at `context` tokens."""
         if len(self.contexts) == 1:
             return self._of_size(0, size)
         return _on_lines(self.contexts, lambda at: self._of_size(at, size), context)
@@ -68,13 +68,13 @@ def _on_lines(places: Sequence[int], cost: Callable[[int], float], wanted: int) 
 
 
 def path_for(device: Device, sha256: str) -> Path:
-    """Where the curve of a bundle on a device is kept; two devices that share a cache folder get two files."""
+    """Path of the curve of a bundle on a device; two devices that share a cache folder get two files."""
     key = json.dumps([device.cpu, device.cores, device.provider, device.threads])
     return curves_dir() / f"{sha256[:16]}-{zlib.crc32(key.encode()):08x}" / FILE
 
 
 def store(profile: Profile) -> Path:
-    """Keep a profile's curves.
+    """Store a profile's curves in the cache folder.
 
     Raises:
         OSError: the cache folder cannot be written.
@@ -89,20 +89,20 @@ def store(profile: Profile) -> Path:
 def load(
     bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None, kv: str = FLOAT32
 ) -> CostCurve | None:
-    """The curve of this bundle on this device over a KV cache of one type; else as `load_both`."""
+    """Load the curve of this bundle on this device for one type of KV cache; None without one. See `load_both`."""
     return load_both(bundle, provider=provider, threads=threads, say=say).get(kv)
 
 
 def load_both(bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None) -> dict[str, CostCurve]:
-    """The curves of this bundle on this device by the type of the KV cache; none where `stored` finds none."""
+    """Load the curves of this bundle on this device, by the type of the KV cache; empty where `stored` finds none."""
     found = stored(bundle, provider=provider, threads=threads, say=say)
     return {} if found is None else {kv: CostCurve(points) for kv, points in _curves(found).items()}
 
 
 def stored(bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None) -> Profile | None:
-    """What `store` kept of this bundle on this device: its curves, at least one, and its placement. None where
-    nothing was measured, or where the file cannot be used: `say` is told why. provider: its name. threads: those of the
-    engine."""
+    """Read the profile that `store` wrote for this bundle on this device: its curves, at least one, and its placement.
+    None where nothing was measured, or where the file cannot be used: `say` is called with the reason. provider: its
+    name. threads: those of the engine."""
     device = machine.describe(provider, threads)
     sha256 = sha256_of(bundle.path(MANIFEST))
     path = path_for(device, sha256)

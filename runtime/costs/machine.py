@@ -1,4 +1,4 @@
-"""The machine that measurements are made on: what it is, what else it does meanwhile, and the energy it takes."""
+"""The machine that measurements are made on: its description, the load by other processes, and the energy it takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"  # in HKEY_LOCAL_M
 
 
 def describe(provider: str, threads: int) -> Device:
-    """This machine, with the provider, by its name, and the threads that are measured."""
+    """Describe this machine, with the provider's name and the number of threads that are measured."""
     traits = PROVIDERS[provider].traits if provider in PROVIDERS else {}  # a program may bring its own
     return Device(
         name=platform.node() or "unnamed",
@@ -45,7 +45,7 @@ def _kernels(traits: Mapping[str, str]) -> str:
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
+    """Name of the processor, as the system reports it."""
     found: str | None = None
     if sys.platform == "darwin":
         with contextlib.suppress(OSError):
@@ -111,9 +111,10 @@ def _own_s() -> float:
 
 
 class Energy:
-    """Joules that the machine takes: of its processors by RAPL's counters, or of the whole device by its battery.
+    """A meter of the machine's energy in joules: of its processors by RAPL's counters, or of the whole device by its
+    battery.
 
-    of: what they are of; None where there is no meter (many systems let only root read RAPL).
+    of: the metered part; None where there is no meter (many systems let only root read RAPL).
 
     Source: Linux, Documentation/power/powercap/powercap.rst and Documentation/ABI/testing/sysfs-class-power.
     """
@@ -130,8 +131,8 @@ class Energy:
 
     @contextlib.contextmanager
     def metered(self) -> Iterator[list[float]]:
-        """Yields a list that holds the joules afterwards, where there is a meter. A battery's are the mean of its power
-        at both ends over the time between."""
+        """Yield a list that has the joules afterwards, where there is a meter. A battery's are the mean of its power at
+        both ends over the time between."""
         found: list[float] = []
         before, start = self._reading(), self._clock()
         yield found
@@ -145,7 +146,7 @@ class Energy:
             found.append((before[0] + after[0]) / 2 * (end - start))
 
     def usage(self, phase: str, tokens: int, wall_s: float, cpu_s: float, joules: Sequence[float]) -> Usage:
-        """What a phase took, with the joules that were metered in it."""
+        """Make the record of a phase, with the joules that were metered in it."""
         return Usage(phase, tokens, wall_s, cpu_s, sum(joules) if joules else None, self.of if joules else None)
 
     def _reading(self) -> list[float]:
@@ -192,8 +193,8 @@ def _text(path: Path) -> str:
 
 
 def drop_from_page_cache(paths: list[Path]) -> bool:
-    """Drop files from the system's page cache; returns whether they are gone. Files that a process has mapped stay, and
-    file systems in memory have no other place for them."""
+    """Drop files from the system's page cache. True if they are gone. Files that a process has mapped stay, and file
+    systems in memory have no other place for them."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in paths:

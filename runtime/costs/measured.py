@@ -1,4 +1,5 @@
-"""What `edge profile` left of a bundle on this device: the costs of steps, and the provider that `auto` stands for."""
+"""Results of `edge profile` for a bundle on this device: the costs of steps, and the provider that `auto` stands
+for."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _say = logging.getLogger(__name__).warning
 
 
 def costs(bundle: Bundle, provider: str, threads: int, kv: str = FLOAT32) -> CostCurve | None:
-    """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
-    where what it left cannot be used, which is logged."""
+    """Return the costs of steps as `edge profile` measured them for this bundle on this device; None where it never
+    did, or where its file cannot be used, which is logged."""
     if not is_folder(curves_dir()):  # importing what reads them takes 13 ms
         return None
     from edge.runtime.costs.curve import load
@@ -31,18 +32,19 @@ def costs(bundle: Bundle, provider: str, threads: int, kv: str = FLOAT32) -> Cos
 
 
 def open_for(bundle: Bundle, provider: str | Provider, threads: int | None, strict: bool | None) -> Provider:
-    """`open_provider`, where ``auto`` is `best_provider`."""
+    """Open a provider like `open_provider`; ``auto`` is `best_provider`."""
     if provider == AUTO:
         provider = best_provider(bundle, threads, strict)
     return open_provider(provider, threads, bundle.manifest, strict)
 
 
 def best_provider(bundle: Bundle, threads: int | None = None, strict: bool | None = None) -> str:
-    """The provider that takes the fewest milliseconds for a step of one token at 128 tokens of context, of those that
-    `edge profile` measured with this bundle, on this device, with as many threads. The CPU's where it measured no two.
+    """Choose the provider that takes the fewest milliseconds for a step of one token at 128 tokens of context, of those
+    that `edge profile` measured with this bundle, on this device, with as many threads. The CPU's where it measured no
+    two.
 
-    What can no longer be used is left out, and so is a provider that is strict and left nodes to others when it was
-    measured. The choice is logged.
+    Measurements that can no longer be used are left out, and so is a provider that is strict and left nodes to others
+    when it was measured. The choice is logged.
     """
     kept = [entry.name.partition("-")[0] for entry in curves_dir().glob("*")]  # by bundle: see `curve.path_for`
     if len(set(kept)) == len(kept) or not bundle.path(MANIFEST).is_file():  # or one that is being written

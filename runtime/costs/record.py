@@ -29,7 +29,7 @@ POSITIVE = (
 
 @dataclass(frozen=True)
 class Stats:
-    """What repeated measurements of one thing came to, in milliseconds."""
+    """Statistics of repeated measurements of one thing, in milliseconds."""
 
     count: int  # measurements
     p50_ms: float  # the median
@@ -43,7 +43,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Device:
-    """What the figures were measured on. Figures of different devices, providers or threads are never mixed."""
+    """The device of the figures. Figures of different devices, providers or threads are never mixed."""
 
     name: str  # as people call it: a host name, or a phone's model
     cpu: str
@@ -56,14 +56,14 @@ class Device:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What two measurements must share to be of one device, in words."""
+        """Fields that two measurements must share to be of one device, by their names in words."""
         named = {"processor": self.cpu, "cores": self.cores, "runtime": self.runtime}
         return {**named, "provider": self.provider, "threads": self.threads}
 
 
 @dataclass(frozen=True)
 class BundleInfo:
-    """Which bundle was measured."""
+    """The bundle that was measured."""
 
     name: str
     sha256: str  # of its edge.json, which holds the sha256 of every other file
@@ -161,7 +161,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one phase took of the machine."""
+    """Time and energy of one phase."""
 
     phase: str  # "prefill" or "decode"
     tokens: int
@@ -173,7 +173,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Noise:
-    """How steadily the machine ran: one step that was measured again and again between all others."""
+    """Steadiness of the machine: times of one step that was measured again and again between all others."""
 
     spread: float  # half the middle 80% of its times over their median
     drift: float  # its median in the last third of the time over that in the first, minus one
@@ -182,7 +182,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What this machine can do at best, measured: the two lines of a roofline."""
+    """Peak rates of this machine, measured: the two lines of a roofline."""
 
     memory_gb_per_s: float  # reading memory that fits no cache, with all threads
     gemm_gflop_per_s: dict[str, float]  # by arithmetic: "float32", "int8", "int4"
@@ -209,7 +209,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Placement:
-    """What one execution provider runs of one graph. Shares are of the graph's sum over all of them."""
+    """The part of one graph that one execution provider runs. Shares are of the graph's sum over all providers."""
 
     graph: str  # its role
     provider: str  # onnxruntime's name of it

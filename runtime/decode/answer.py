@@ -38,7 +38,7 @@ ANSWER_TOKENS = 512  # most tokens of an answer, without its thoughts, where nob
 
 @dataclass
 class Timings:
-    """The clock of one answer. One object for all of its pieces, brought up to date with each."""
+    """Times and counts of one answer. All of its pieces share one object, which each piece updates."""
 
     prompt_tokens: int
     cached_tokens: int = 0  # of the prompt: those that an earlier turn left in the KV cache
@@ -63,7 +63,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token added to an answer.
+    """A piece of an answer: the text that one token adds.
 
     `text` is empty while a character or a possible stop string is not complete. `token_id` is None where no token
     belongs to it: the last piece of an answer that was interrupted. `finish_reason` is set on the last piece alone.
@@ -97,7 +97,7 @@ class Result:
 
 
 def own(options: GenerateOptions | None) -> GenerateOptions:
-    """The options of a decoder's answer, by default none.
+    """Check that options are for a decoder's answer, and return them; None gives the defaults.
 
     Raises:
         InputError: they are those of another kind of model, half of which would mean nothing.
@@ -110,7 +110,8 @@ def own(options: GenerateOptions | None) -> GenerateOptions:
 
 
 def settled(options: GenerateOptions, manifest: Manifest, *, raw: bool = False) -> GenerateOptions:
-    """The options with what is not set as the model's makers set it for chats, where the prompt is not raw.
+    """Return the options with the values that the model's makers set for chats where an option is not set and the
+    prompt is not raw.
 
     Raises:
         InputError: options that do not go together, or with a model that cannot think.
@@ -122,7 +123,8 @@ def settled(options: GenerateOptions, manifest: Manifest, *, raw: bool = False) 
 
 
 def check_length(characters: int, tokens: int) -> None:
-    """Raise InputError for a text that cannot fit into so many tokens, before the tokenizer works on it for minutes."""
+    """Raise InputError for a text with more characters than `tokens` tokens can have, before the tokenizer works on it
+    for minutes."""
     if characters > LONGEST_TOKEN * tokens:
         raise InputError(
             f"The text has {characters:,} characters, which cannot fit into {tokens:,} tokens; shorten it or split it."
@@ -131,7 +133,7 @@ def check_length(characters: int, tokens: int) -> None:
 
 def check_prompt(prompt: Sequence[int], engine: Engine, advice: str) -> None:
     """Raise InputError where a prompt does not fit into the engine's context; BundleError where it has tokens that the
-    model does not have."""
+    model does not have. advice: how to shorten it, for the message."""
     manifest = engine.bundle.manifest
     check_tokens(prompt, manifest)
     if len(prompt) > engine.context:
@@ -143,7 +145,7 @@ def check_prompt(prompt: Sequence[int], engine: Engine, advice: str) -> None:
 
 
 def check_tokens(tokens: Sequence[int], manifest: Manifest) -> None:
-    """Raise BundleError where the tokenizer gives what the model has no embedding for."""
+    """Raise BundleError where a token has no embedding in the model."""
     vocab = manifest.dims.vocab_size
     if not 0 <= min(tokens) <= max(tokens) < vocab:  # a text has one token at least: see `Text`
         wrong = next(token for token in tokens if not 0 <= token < vocab)
@@ -190,13 +192,13 @@ def answer(
 
 
 def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:
-    """What chooses the tokens of an answer to `prompt`, and closes thoughts that are as long as they may be."""
+    """Return the sampler of an answer to `prompt`. It also closes thoughts that have reached their maximum length."""
     sampler = make_sampler(options, prompt)
     return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
 
 
 def ends_of(options: GenerateOptions, room: int, block: Block | None) -> Ends:
-    """What ends an answer, for which the context has room for this many tokens."""
+    """Return the limits of an answer, for which the context has room for `room` tokens."""
     if block is None or block.closed:
         return Ends(options.stop, options.max_tokens or ANSWER_TOKENS, room)
     if options.max_tokens is not None:
@@ -227,9 +229,11 @@ def drafts_of(
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends an answer besides an end token: stop strings, and the counts of tokens asked for and of those that the
-    context has room for. more: tokens of thoughts that are not counted among those asked for. closes: tokens after
-    which thoughts are closed."""
+    """Conditions that end an answer, besides an end token: stop strings, the maximum number of tokens, and the
+    context's room.
+
+    more: tokens of thoughts that do not count towards `max_tokens`. closes: tokens after which thoughts are closed.
+    """
 
     stop: Sequence[str]
     max_tokens: int
@@ -243,7 +247,8 @@ class Ends:
         return min(self.max_tokens + self.more, self.room)
 
     def reached(self, tokens: int, thoughts: int = 0) -> FinishReason | None:
-        """What ends an answer that has `tokens` tokens, `thoughts` of them of thoughts; None: it may go on."""
+        """Return the reason why an answer of `tokens` tokens, `thoughts` of them of thoughts, has ended; None: it may
+        go on."""
         if tokens - min(thoughts, self.more) == self.max_tokens:
             return "length"
         return "context" if tokens == self.room else None
@@ -258,8 +263,8 @@ def pieces(
     started_ns: int,
     block: Block | None = None,
 ) -> Generator[Piece, None, None]:
-    """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
-    somebody interrupted it."""
+    """Turn tokens, as they come, into pieces of text until something ends the answer. If the tokens run out before, the
+    answer was interrupted."""
     whole = AnswerText(text, ends, block)
     resumed = time.perf_counter_ns()
     for token in tokens:
@@ -303,8 +308,8 @@ def collect(pieces: Iterable[Piece]) -> Result:
 
 
 def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Result:
-    """What `collect` makes of `pieces`, for who waits for all of it: the text is decoded once, not with every token,
-    which was a fifth of the time of a small translator's sentences."""
+    """Run an answer to its end and return the result of `collect` on its `pieces`, faster: the text is decoded once and
+    not with every token, which was a fifth of the time of a small translator's sentences."""
     if ends.stop:
         return collect(pieces(tokens, text, timings, ends, started_ns=started_ns))
     ids: list[int] = []
@@ -326,7 +331,7 @@ def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, st
 
 
 def result(text: str, ids: list[int], finish: FinishReason, timings: Timings, thoughts: str | None = None) -> Result:
-    """A whole answer."""
+    """Make the result of an answer, with the memory that the process has now."""
     memory = held()
     return Result(
         text=text,

@@ -1,4 +1,4 @@
-"""The text of one answer as its tokens come: stop strings and thoughts are taken out of it, and something ends it."""
+"""The text of one answer as its tokens come, without stop strings and with thoughts apart, until something ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Said(NamedTuple):
-    """What a token adds to the text and to the thoughts (None: it is not one of them), and what ends the answer."""
+    """The text and the thoughts that a token adds (thoughts is None where it is not one of them), and the reason that
+    ends the answer, if it does."""
 
     text: str
     thoughts: str | None
@@ -22,7 +23,8 @@ class Said(NamedTuple):
 
 
 class AnswerText:
-    """An answer that `ends` end, whose tokens are pushed one by one. block: of thoughts that it may begin with."""
+    """Turns the tokens of an answer, pushed one by one, into text until `ends` end it. block: the thoughts that the
+    answer may begin with."""
 
     def __init__(self, text: Text, ends: Ends, block: Block | None) -> None:
         self._eos, self._ends = text.eos, ends
@@ -31,7 +33,7 @@ class AnswerText:
         self._count = 0  # of tokens
 
     def push(self, token: int) -> Said:
-        """Take the next token. What was held back comes with the last one, but for what follows a stop string."""
+        """Add the next token. Text that was held back comes with the last token, but not what follows a stop string."""
         thought, said = None, self._detokenizer.push(token)
         if self._thoughts is not None:
             thought, said = self._thoughts.push(token, said)
@@ -45,14 +47,14 @@ class AnswerText:
         return Said(shown + rest.text, _joined(thought, rest.thoughts), finish)
 
     def end(self, token: int) -> FinishReason | None:
-        """Count a token, and say whether it ends the answer, whatever its text is."""
+        """Count a token, and return the reason if it ends the answer, whatever its text is."""
         self._count += 1
         if token in self._eos:
             return "stop"
         return self._ends.reached(self._count, 0 if self._thoughts is None else self._thoughts.tokens)
 
     def flush(self) -> Said:
-        """What was held back, now that nothing follows."""
+        """Return the text that was held back, after the last token."""
         thought, said = None, self._detokenizer.flush()
         if self._thoughts is not None:
             thought, said = self._thoughts.push(None, said)

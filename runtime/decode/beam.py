@@ -219,11 +219,11 @@ class _Group:
 
     @property
     def lowers(self) -> bool:
-        """Whether a rule lowers scores of what may follow a text."""
+        """True if a rule lowers the scores of tokens that may follow a text."""
         return any(rule.losses for rule in self._lowerings)
 
     def best(self, scores: NDArray[np.float32]) -> list[Found]:
-        """The best of what may follow the texts, by the scores of all tokens [n, V], which are overwritten."""
+        """Return the best continuations of the texts by the scores of all tokens [n, V], which are overwritten."""
         for beam, rule in enumerate(self._lowerings):
             for token, loss in rule.losses.items():
                 scores[beam, token] -= np.float32(loss)
@@ -231,7 +231,8 @@ class _Group:
         return _best(scores, self.candidates)
 
     def among(self, likeliest: Ranked) -> list[Found]:
-        """The same, by the likeliest tokens after each text."""
+        """Return the best continuations of the texts by the likeliest tokens after each, the same ones as `best`
+        does."""
         logarithms, tokens = (each.tolist() for each in likeliest)
         found = [
             (score + value, beam, token)
@@ -242,7 +243,7 @@ class _Group:
         return found[: self.candidates]
 
     def extend(self, found: Sequence[Found]) -> None:
-        """Choose what follows each text from the best that may."""
+        """Choose the continuations of the texts from the best ones that were found."""
         if not found:  # every token is forbidden
             self.cut("length")
             return
@@ -276,7 +277,7 @@ class _Group:
         return self._score(best, self._limit if far else self.length) <= self.ended[-1].score
 
     def cut(self, reason: FinishReason) -> None:
-        """Let the texts that go on end where they are."""
+        """End all texts that go on, for this reason."""
         for text, score in zip(self.texts, self.scores, strict=True):
             self._add(text[self.start :], score, reason)
         self.done = True
@@ -306,7 +307,8 @@ def _followed(before: Sequence[Lowering], chosen: Iterable[tuple[int, int]]) -> 
 
 
 def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Which rows of the last step are continued with which tokens; groups that found the same text share a row."""
+    """Return the rows of the last step that go on, and the token after each. Groups that found the same text share a
+    row."""
     if len(groups) == 1:
         (group,) = groups
         group.leaves = list(range(len(group.tokens)))
@@ -320,7 +322,8 @@ def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]
 
 
 def _certain(groups: Sequence[_Group], known: int) -> list[int]:
-    """What all texts that may still be the best begin with, `known` tokens after the prompt."""
+    """Return the common next tokens of all texts that may still be the best, after the first `known` ones of the
+    output."""
     texts = [text[group.start + known :] for group in groups if not group.done for text in group.texts]
     certain = texts[0][: _same(texts)]
     if ended := [group.ended[0] for group in groups if group.ended]:
@@ -330,7 +333,7 @@ def _certain(groups: Sequence[_Group], known: int) -> list[int]:
 
 
 def _same(texts: Sequence[list[int]]) -> int:
-    """How many tokens all the texts begin with."""
+    """Number of tokens that are the same at the beginning of all texts."""
     count = 0
     for tokens in zip(*texts, strict=False):
         if tokens.count(tokens[0]) < len(tokens):

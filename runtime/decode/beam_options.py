@@ -24,7 +24,7 @@ EARLY_STOPPING = one_of("early stopping", "true, false or never", (True, False, 
 
 @dataclass(frozen=True)
 class BeamOptions(Options):
-    """How beams are searched.
+    """Options of a beam search.
 
     Args:
         beams: texts that are pursued at a time.

@@ -24,8 +24,11 @@ class Draft(NamedTuple):
     parents: Sequence[int] | None = None
 
     def likeliest(self, chances: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-        """Up to `most` nodes of a tree, the likeliest path first and each behind its parent, and of all nodes the
-        chance that its whole path holds. chances: by grade, that a token does where its parent did."""
+        """Choose up to `most` nodes of a tree, the likeliest path first and each after its parent. Returns them, and
+        for all nodes the probability that the whole path to the node is accepted.
+
+        chances: by grade, the probability that a token is accepted where its parent is.
+        """
         assert self.parents is not None, "a chain has no order but its own"
         holds = list[float]()
         for parent, grade in zip(self.parents, self.grades, strict=True):
@@ -34,7 +37,7 @@ class Draft(NamedTuple):
         return sorted(range(len(holds)), key=lambda node: (-holds[node], node))[:most], holds
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """A tree's part of these nodes, in this order, in which each stands behind its parent."""
+        """Return the part of a tree with these nodes, in this order. Each node comes after its parent."""
         assert self.parents is not None, "a chain is cut by its length"
         place = {node: i for i, node in enumerate(nodes)} | {-1: -1}
         return Draft(
@@ -48,8 +51,7 @@ NOTHING = Draft((), ())
 
 
 def tree_step(draft: Draft, start: int) -> Tree | None:
-    """What the tokens of a step attend to that runs one token and a draft after it, the first at position `start`; None
-    for a chain."""
+    """Return the attention of a step of one token, at position `start`, and a draft after it; None for a chain."""
     if draft.parents is None:
         return None
     size = len(draft.tokens) + 1

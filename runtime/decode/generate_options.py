@@ -26,14 +26,14 @@ INTERRUPTED_HELP = "a function asked before every step; the answer ends once it 
 
 
 def never() -> bool:
-    """For answers that nobody interrupts."""
+    """Return False: the default of `interrupted`, for answers that nobody interrupts."""
     return False
 
 
 @dataclass(frozen=True)
 class GenerateOptions(SamplingOptions):
-    """What shapes one answer: how tokens are chosen (`SamplingOptions`) and what ends it. docs/reference/options.md
-    says what each field means."""
+    """Options of one answer: how tokens are chosen (`SamplingOptions`) and what ends it. docs/reference/options.md says
+    what each field means."""
 
     max_tokens: int | None = option(
         None,

@@ -36,23 +36,23 @@ class Drafts:
     def over(
         self, engine: Engine, cache: KVCache, sampler: Sampler, last: int
     ) -> AbstractContextManager[tuple[Step, Choose]]:
-        """Draft for the text whose `last` token alone is not in the cache; gives what runs its steps, and what chooses
-        its tokens."""
+        """Begin to draft for a text whose `last` token alone is not in the cache. Gives two functions: one runs the
+        text's steps, one chooses a token from each row of their results."""
         return nullcontext(reader(engine, sampler))
 
     def propose(self) -> Draft:
-        """The tokens that may come next, as many as pay."""
+        """Return a draft of the next tokens, as long as pays."""
         return NOTHING
 
     def accept(self, tokens: NDArray[np.int64], rows: NDArray[Any], sampled: Sequence[int]) -> None:
-        """A step ran `tokens` [S] and gave `rows` [S]; the text goes on with `sampled`."""
+        """Learn from a step: it ran `tokens` [S], gave `rows` [S], and the text goes on with `sampled`."""
 
 
 PLAIN = Drafts()
 
 
 def reader(engine: Engine, sampler: Sampler, *, logits: bool = False) -> tuple[Step, Choose]:
-    """What runs a step of an answer, and what makes a token of each row that it gives.
+    """Return two functions: one runs a step of an answer, one chooses a token from each row of its result.
 
     Where nobody but a greedy sampler reads logits, they stay inside the graph, if it can be asked for tokens. logits:
     whether somebody else wants them.
@@ -83,7 +83,7 @@ def _uncircling(engine: Engine, sampler: Uncircling) -> tuple[Step, Choose]:
 
 
 def chosen(token: int) -> int:
-    """What a step that is asked for `TOKENS` found; BundleError where that is nothing."""
+    """Return the token that a step asked for `TOKENS` chose; BundleError where it found none."""
     if token < 0:
         raise no_token()
     return int(token)

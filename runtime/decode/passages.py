@@ -21,8 +21,11 @@ def stream(
     begin: Callable[[str, Text2TextOptions], Iterator[Piece]],
     eos: Collection[int],
 ) -> Generator[Piece, None, None]:
-    """The pieces of all outputs, with what stands between the passages. `options.max_tokens` counts all of them, and
-    what ends one of them other than an end token ends the last. begin: the output of a passage. eos: end tokens."""
+    """Yield the pieces of the outputs for all passages, with the text between the passages.
+
+    `options.max_tokens` counts all of them. Where an output ends for another reason than an end token, the last piece
+    has that reason. begin: starts the output of a passage. eos: end tokens.
+    """
     whole, left, before, cut = Timings(0), options.max_tokens, passages.gaps[0], None
     for number, text in enumerate(passages.texts, 1):
         last = number == len(passages.texts)
@@ -49,7 +52,7 @@ def stream(
 def _ends(
     finish: FinishReason, token: int | None, eos: Collection[int], left: int | None, *, last: bool
 ) -> FinishReason | None:
-    """What ends the whole output with this passage's; None: the next one follows."""
+    """Return the reason why the whole output ends with this passage's; None: the next passage follows."""
     if last or finish == "interrupted" or (finish == "stop" and token not in eos):  # by a stop string
         return finish
     return "length" if left == 0 else None

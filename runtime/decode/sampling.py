@@ -46,7 +46,7 @@ def _whole(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class SamplingOptions(Options):
-    """How the next token is chosen: the same call gives the same tokens, unless the seed is random.
+    """Options of how the next token is chosen. The same call gives the same tokens, unless the seed is random.
 
     None stands for what the model's makers set, where the prompt goes through the bundle's chat template; else for the
     value that changes nothing. docs/reference/options.md says what each field means.
@@ -122,7 +122,7 @@ class SamplingOptions(Options):
             self.check_drawn()
 
     def check_drawn(self) -> None:
-        """Raise InputError where something says how tokens are drawn, and none is."""
+        """Raise InputError where an option says how tokens are drawn, and none are drawn."""
         if not self.temperature and (self.top_k or 0, self.min_p or 0, self.top_p in (None, 1)) != (0, 0, True):
             raise InputError(
                 "The top-k, top-p and min-p say which tokens are drawn from, and at temperature 0 none is drawn; set a "
@@ -153,18 +153,18 @@ class SamplingOptions(Options):
 
 
 def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sampler:
-    """The sampler for one answer to `prompt` (token ids, which rules take for said)."""
+    """The sampler for one answer to `prompt` (token ids, which rules count as part of the text)."""
     settings = RuleSettings(options, begin=len(prompt), source=prompt)
     return processed(rules.make_processors(settings), make_chooser(settings), prompt)
 
 
 def processed(processors: Sequence[Processor], sampler: Sampler, prompt: Sequence[int]) -> Sampler:
-    """A sampler that goes by these rules first, in a text that begins with `prompt`."""
+    """A sampler that applies these processors first, in a text that begins with `prompt`."""
     return ProcessedSampler(processors, sampler, prompt) if processors else sampler
 
 
 def make_chooser(settings: RuleSettings) -> Sampler:
-    """What makes a token of the scores of one text, after the rules that change all of them."""
+    """Return the sampler of one text for scores to which the processors were applied already."""
     if settings.option("temperature", 0.0):
         return Categorical(settings)
     lowering = rules.make_lowering(settings)
@@ -172,8 +172,8 @@ def make_chooser(settings: RuleSettings) -> Sampler:
 
 
 def greedy(logits: NDArray[np.float32]) -> int:
-    """The most likely token; the first of equals. BundleError where its logit is not finite: of several logits with one
-    that is no number, that is the largest."""
+    """Return the most likely token; the first of equals. BundleError where its logit is not finite: NaN counts as the
+    largest."""
     token = int(logits.argmax())
     if not math.isfinite(logits.item(token)):
         raise no_token(logits.item(token))
@@ -188,7 +188,7 @@ class Uncircling:
 
     @property
     def unsure(self) -> bool:
-        """Whether the next choice may need logits: else the likeliest token is it."""
+        """True if the next choice may need logits. If False, it is the likeliest token."""
         return bool(self._lowering.losses)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
@@ -202,7 +202,8 @@ class Uncircling:
         return token
 
     def accepts(self, likeliest: int) -> bool:
-        """Whether the next token is the likeliest, of whose logit nothing is lost: it follows the text then."""
+        """Accept the likeliest token as the next one, unless a rule lowers its logit. True if it was accepted; it then
+        follows the text."""
         if likeliest in self._lowering.losses:
             return False
         self._lowering.push(likeliest)
@@ -210,7 +211,7 @@ class Uncircling:
 
 
 def largest_logit(logits: NDArray[np.float32]) -> float:
-    """The largest of logits; BundleError where that is not finite: one is no number, or infinite, or all are -inf."""
+    """Return the largest of logits; BundleError where it is not finite: one is NaN or infinite, or all are -inf."""
     found = float(logits.max())
     if not math.isfinite(found):
         raise no_token(found)
@@ -227,8 +228,8 @@ class Categorical:
         self._random = np.random.default_rng(None if isinstance(seed, str) else seed)
 
     def among(self, candidates: Candidates) -> int:
-        """As for all logits of the row, and the same token: of the candidates where rules leave none but some of these,
-        else of all."""
+        """Draw the token that a call with all logits of the row would draw. Only the candidates are read where rules
+        leave no other tokens, else the whole row."""
         tokens, logits = candidates.tokens, candidates.logits
         best = largest_logit(logits)
         if not self._decided(logits, best):
@@ -237,7 +238,7 @@ class Categorical:
         return self._drawn(logits[order], best, tokens[order])
 
     def _decided(self, logits: NDArray[np.float32], best: float) -> bool:
-        """Whether all tokens that rules leave of a row are among those with the largest logits [K]."""
+        """True if all tokens of a row that rules leave have their logits in the largest ones [K]."""
         if self._filters:
             return self._filters[0].decides(logits)  # the others see what this one leaves
         if not self._thresholds:
@@ -256,7 +257,7 @@ class Categorical:
     def left(
         self, logits: NDArray[np.float32], best: float, tokens: NDArray[np.intp] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.intp] | None]:
-        """What is drawn from: weights, and their tokens, None for the whole row.
+        """Return the weights of the tokens to draw from, and these tokens, None for the whole row.
 
         logits: [N], of `tokens` or of the whole row. best: the largest of the row.
         """
@@ -289,8 +290,8 @@ def _draw(weights: NDArray[np.float32], uniform: float) -> int:
 
 
 class ProcessedSampler:
-    """Lets processors change the logits, in their order, then asks a sampler; keeps the text for them, which begins
-    with the tokens of `prompt`."""
+    """Applies processors to the logits, in their order, and then a sampler. Stores the text for them, which begins with
+    the tokens of `prompt`."""
 
     def __init__(self, processors: Sequence[Processor], sampler: Sampler, prompt: Sequence[int]) -> None:
         self._processors = processors

@@ -13,7 +13,7 @@ EXECUTING = "generator already executing"  # what Python says
 
 
 class Stream(Generator[T, None, None]):
-    """What a generator makes, with InputError where a thread asks for it while another one waits for a piece."""
+    """A generator that raises InputError where a thread asks for the next piece while another one waits for it."""
 
     def __init__(self, pieces: Generator[T, None, None]) -> None:
         self._pieces = pieces

@@ -1,4 +1,4 @@
-"""What shapes an output of a model from text to text."""
+"""Options of an output of a model from text to text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edge.runtime.options import flag, integer, option, text, texts, unless_none
 
 @dataclass(frozen=True)
 class Text2TextOptions(SamplingOptions):
-    """What shapes one output. None stands for what the bundle sets, from the checkpoint's own settings.
+    """Options of one output. None stands for the bundle's value, from the checkpoint's settings.
     docs/reference/options.md says what each field means.
 
     Raises:
@@ -148,7 +148,7 @@ class Text2TextOptions(SamplingOptions):
             )
 
     def over(self, defaults: Generation) -> Generation:
-        """The bundle's settings of a search, with what is set here in their place."""
+        """Return the bundle's search settings, replaced by the options that are set."""
         given: dict[str, Any] = {
             "num_beams": self.beams if self.beams is not None or not self.temperature else 1,
             "length_penalty": self.length_penalty,
@@ -157,7 +157,7 @@ class Text2TextOptions(SamplingOptions):
         return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
     def beam_options(self, defaults: Generation, max_tokens: int) -> BeamOptions:
-        """How beams are searched, with the bundle's defaults in the place of what is not set."""
+        """Return the options of a beam search, with the bundle's defaults where an option is not set."""
         settings = self.over(defaults)
         if settings.num_beams == 1 and not (self.length_penalty is None and self.early_stopping is None):
             raise InputError(

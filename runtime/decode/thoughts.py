@@ -1,4 +1,4 @@
-"""An answer's thoughts: told from what it says as its tokens come, and closed after as many as are wanted."""
+"""The thoughts of an answer: separated from the rest as tokens come, and closed after a maximum number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOSING = 16  # tokens at most of the closing mark, and of what stands around it
 
 
 class Thoughts:
-    """Tells an answer's thoughts from what it says. They come first, between the model's marks, which are part of
+    """Separates an answer's thoughts from the rest of it. They come first, between the model's marks, which are part of
     neither; whitespace around them is left out. Answers without thoughts keep every character.
 
     tokens: how many were pushed that belong to the block, marks included.
@@ -37,8 +37,8 @@ class Thoughts:
         self._held = ""
 
     def push(self, token: int | None, text: str) -> tuple[str | None, str]:
-        """A token's text, or text that belongs to none, in two parts: of thoughts, None where the token is not one of
-        theirs, and of the answer."""
+        """Split a token's text, or text that belongs to no token, in two parts: of thoughts, None where the token is
+        not one of them, and of the answer."""
         text = self._marks.get(token, text) if token is not None else text
         if self.over and self._shown:
             return None, text
@@ -59,7 +59,7 @@ class Thoughts:
         return thought, "" if self.inside else self._said()
 
     def flush(self) -> tuple[str | None, str]:
-        """What was held back, when nothing follows."""
+        """Return the text that was held back, after the last token: of thoughts, and of the answer."""
         if self.inside:
             return self._taken(len(self._held.rstrip())) or None, ""
         return None, "" if self.over else self._taken(len(self._held))
@@ -91,8 +91,8 @@ class Thoughts:
 
 
 class Closing:
-    """A sampler of answers whose thoughts have at most `limit` tokens: then it says the closing mark, whatever the
-    model would, and the model answers."""
+    """A sampler for answers whose thoughts have at most `limit` tokens. After that it gives the closing mark instead of
+    the model's choice, and the model answers."""
 
     def __init__(self, sampler: Sampler, block: Block, text: Text, limit: int) -> None:
         self._sampler, self._limit, self._text = sampler, limit, text

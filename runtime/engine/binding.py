@@ -35,10 +35,11 @@ LAST_ROW = _fixed(np.array([-1], np.int64))
 def pad_to_even(
     tokens: NDArray[np.int64], rows: NDArray[np.int64], room: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`tokens` [S] of a step and the `rows` [R] of them that are wanted, in even numbers: the last one twice where it
-    would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits.
+    """Pad the `tokens` [S] of a step and the `rows` [R] that are wanted to even numbers, by repeating the last one.
 
-    room: tokens that the graph has positions for; where there is none for one more, the tokens are left as they are.
+    Kernels compute rows in pairs. A last row that is alone differs in its last bits.
+
+    room: tokens that the graph has positions for; where it has none for one more, the tokens are not padded.
     """
     size = tokens.shape[0]
     if rows.shape[0] % 2:
@@ -50,12 +51,12 @@ def pad_to_even(
 
 
 class StepBuffers:
-    """What the host writes and reads of a step of S tokens, whatever runs it.
+    """The buffers of a step of S tokens that the host writes and reads, for any kind of graph.
 
     A step pushes what Python and numpy need out of the processor's caches, so that every call between two steps takes
     four times what it takes in a loop of its own: few are made.
 
-    outputs: what the step writes of the R rows that are wanted, by the graph's names; `result` is the first of them.
+    outputs: what the step writes for the R rows that are wanted, by the graph's names; `result` is the first of them.
     """
 
     def __init__(self, provider: Provider, size: int, rows: int, outputs: dict[str, Buffer]) -> None:
@@ -78,8 +79,8 @@ class StepBuffers:
         return self.result.array
 
     def fill(self, tokens: NDArray[np.int64], start: int, rows: NDArray[np.int64], tree: Tree | None) -> None:
-        """Take `tokens` [S], at the positions from `start` on or where `tree` puts them, and which `rows` [R] of them
-        are wanted."""
+        """Write the `tokens` [S] of a step at the positions from `start` on or where `tree` puts them, and the indices
+        `rows` [R] of those whose results are wanted."""
         size = self.size
         self._tokens[:] = tokens
         if tree is not None:
@@ -94,8 +95,8 @@ class StepBuffers:
 
 
 class CacheBinding:
-    """A graph bound to one cache: what every step shares once, and what differs from step to step when another step
-    takes its turn."""
+    """A graph bound to one cache. Inputs that all steps share are bound once; a step's own buffers are bound when
+    another step ran before it."""
 
     def __init__(self, session: Session) -> None:
         self.names = session.inputs | session.optional
@@ -104,13 +105,13 @@ class CacheBinding:
         self._cross: Cross | None = None
 
     def share(self, buffers: dict[str, Buffer]) -> None:
-        """Read what all steps share, as far as the graph has an input for it."""
+        """Bind the buffers that all steps share, as far as the graph has an input for them."""
         for name, buffer in buffers.items():
             if name in self.names:
                 self._bound.input(name, buffer)
 
     def keep(self, cache: KVCache) -> None:
-        """Read and write the cache's keys and values in place."""
+        """Bind the cache's keys and values, which the graph reads and writes in place."""
         for i, pair in enumerate(cache.memory):
             for part, buffer in zip(("key", "value"), pair, strict=True):
                 if f"past.{i}.{part}" in self.names:  # not those of a layer that never runs
@@ -118,7 +119,7 @@ class CacheBinding:
                     self._bound.output(f"present.{i}.{part}", buffer)
 
     def take(self, inputs: dict[str, Buffer], outputs: dict[str, Buffer]) -> None:
-        """It is the turn of the step with these."""
+        """Bind the inputs and outputs of the next step, unless they are bound already."""
         if inputs is self._inputs:
             return
         self._inputs = None  # should it be interrupted on the way
@@ -128,7 +129,7 @@ class CacheBinding:
         self._inputs = inputs
 
     def read(self, cross: Cross | None) -> None:
-        """Take what the encoder made of the input, where that is not bound yet."""
+        """Bind the encoder's output for the input, unless it is bound already."""
         if cross is self._cross:
             return
         assert cross is not None, "a cache is given another input's keys and values, never none"
@@ -138,8 +139,8 @@ class CacheBinding:
 
 
 class WholeBinding(CacheBinding):
-    """A graph over all layers, bound to one cache: keys and values once, which takes a third of a millisecond for
-    thirty layers, and what differs from step to step when another step takes its turn.
+    """A graph over all layers, bound to one cache. Keys and values are bound once, which takes a third of a millisecond
+    for thirty layers; a step's own buffers are bound when another step ran before it.
 
     maximum: tokens of its largest step.
     """
@@ -161,8 +162,8 @@ class WholeBinding(CacheBinding):
         self.keep(cache)
 
     def attend(self, tree: Tree | None, size: int, length: int) -> None:
-        """Set what each of `size` tokens attends to of the `length` rows there will be: all before it where there is no
-        tree."""
+        """Set the rows that each of `size` tokens attends to, out of the `length` rows after the step: all rows before
+        the token where there is no tree."""
         if tree is not None:
             assert self.bias is not None, "this graph takes no trees"
             bias = tree.bias if self._least is None else np.maximum(tree.bias, self._least)
@@ -175,14 +176,14 @@ class WholeBinding(CacheBinding):
             self._masked = 0, 0
 
     def run(self, length: int) -> None:
-        """Run the step whose turn it is, after which the cache has `length` rows."""
+        """Run the bound step, after which the cache has `length` rows."""
         self._last[0] = length - 1
         self._total[...] = self._told or length
         self._bound.run()
 
 
 class Step(StepBuffers):
-    """A step of one graph over all layers: one of those that share what is `bound`, all with the same output."""
+    """A step of one graph over all layers. Steps with the same output share the binding `bound`."""
 
     def __init__(self, bound: WholeBinding, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> None:
         super().__init__(cache.provider, size, rows, outputs)

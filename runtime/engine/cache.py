@@ -21,7 +21,7 @@ UNASKED = 1 << 30  # bytes that no machine is asked about
 
 
 class Seat:
-    """What steps on a cache are kept for, as long as it is there."""
+    """An identity of a cache's memory. Steps and bindings for that memory are stored under it and freed with it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class KVCache:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit."""
+        """Tokens that still fit into the cache."""
         return self.capacity - self.length
 
     def check_room(self, size: int) -> None:
@@ -127,7 +127,8 @@ class KVCache:
         return self.length
 
     def mark(self, *, lasting: bool = False) -> None:
-        """Say that the text may go back to this place: before a draft, or `lasting`, before an answer."""
+        """Mark the present length as one to which the text may be truncated: before a draft, or `lasting`, before an
+        answer."""
         if self.states is not None:
             self.states.mark(lasting=lasting)
 
@@ -137,7 +138,7 @@ class KVCache:
         return Snapshot(start, self.length, rows, states=None if self.states is None else self.states.snapshot())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Keep what was copied again after the first `snapshot.start` tokens, and nothing else."""
+        """Put a snapshot back after the first `snapshot.start` tokens, and drop everything after it."""
         for part, kept in zip(self._part(snapshot.start, snapshot.end), snapshot.rows, strict=True):
             part[0][:], part[1][:] = kept
         self.length = snapshot.end
@@ -150,7 +151,8 @@ class KVCache:
         return [(key[:, :, start:end], value[:, :, start:end]) for key, value in self.buffers]
 
     def grow(self, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:
-        """Take up a token at a `position` [1] that runs through the units of `route`; how many rows each has then."""
+        """Append a token at a `position` [1] that runs through the units of `route`. Returns the number of rows in each
+        unit."""
         self.positions[self.length] = position[0]
         self.length += 1
         return self.length
@@ -169,7 +171,7 @@ class KVCache:
         self.length = len(keep)
 
     def fit(self, upto: int) -> None:
-        """Be as large as steps up to the row `upto` need. Of graphs for any number of rows all caches are."""
+        """Make room for steps up to the row `upto`. Caches of graphs for any number of rows have it already."""
 
     def repeat(self, written: int, upto: int) -> None:
         """Fill the rows below `upto` with copies of the first `written`: for measurements."""
@@ -178,7 +180,7 @@ class KVCache:
                 repeat_rows(buffer, written, upto)
 
     def sit(self, memory: list[tuple[Buffer, Buffer]], seat: Seat) -> None:
-        """Keep rows in this memory from now on."""
+        """Use this memory from now on, with the identity `seat`."""
         self.memory, self.seat = memory, seat
 
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
@@ -214,7 +216,7 @@ def check_memory(layout: KVLayout, rows: int, *, remote: bool) -> None:
 
 
 def repeat_rows(rows: NDArray[Any], written: int, upto: int) -> None:
-    """Fill rows [1, heads, N, dim]."""
+    """Fill rows [1, heads, N, dim] up to row `upto` with copies of the first `written`."""
     for start in range(written, upto, written):
         end = min(start + written, upto)
         rows[:, :, start:end] = rows[:, :, : end - start]

@@ -21,8 +21,8 @@ Pairs = list[tuple[Buffer, Buffer]]
 
 @dataclass(frozen=True)
 class Cross:
-    """What the decoder's cross-attention reads: per layer a key [1, H, T, D] and a value [1, H, T, D], or
-    [1, H, D, T] where the manifest says so, float32."""
+    """Keys and values that the decoder's cross-attention reads: per layer a key [1, H, T, D] and a value [1, H, T, D],
+    or [1, H, D, T] where the manifest says so, float32."""
 
     memory: Pairs
     length: int  # T
@@ -128,7 +128,8 @@ class Encoder:
         return self._encode("input_features", self.features(pcm, window), length, into)
 
     def features(self, pcm: NDArray[np.float32], window: int | None = None) -> NDArray[np.float32]:
-        """What the encoder reads of a window: the mel filters' energies [1, M, frames]. See `encode_audio`."""
+        """Return the encoder's input for a window of sound: the mel filters' energies [1, M, frames]. See
+        `encode_audio`."""
         assert self._speech is not None and self._frontend is not None
         window = window or self._speech.window_samples
         if len(pcm) > window:

@@ -35,7 +35,7 @@ class Engine:
     """A loaded decoder, with its encoder where it has one. Conversations live in `KVCache` objects, so that one engine
     serves several.
 
-    Whatever graphs it has, their kind is no business of who asks for a step: `Graphs` says what they can.
+    The caller of a step need not know the kind of the engine's graphs; `Graphs` says what they can do.
 
     Args:
         bundle: an opened bundle whose files were checked.
@@ -73,7 +73,7 @@ class Engine:
         self.prefill = PrefillEngine(bundle, self.provider, self.long_rope, self._again) if variant.prefill else None
 
     def close(self) -> None:
-        """End what is under way at its next step."""
+        """Close the engine: the running step finishes, and every later one raises InputError."""
         self.closed = True
         if self.prefill is not None:
             self.prefill.closed = True
@@ -101,17 +101,18 @@ class Engine:
 
     @property
     def independent(self) -> bool:
-        """Whether a row of a step is the same, bit for bit, whatever stands next to it: all steps are exact then."""
+        """True if a row of a step has the same bits whatever rows are next to it. All steps are exact then."""
         return self.session.independent
 
     @property
     def pads(self) -> bool:
-        """Whether exact steps run an even number of tokens: see `pad_to_even`."""
+        """True if exact steps are padded to an even number of tokens: see `pad_to_even`."""
         return self.exact and not self.independent
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """What a step costs on this device: see `edge.runtime.costs.measured.costs`."""
+        """Measured costs of steps on this device; None where there are none. See
+        `edge.runtime.costs.measured.costs`."""
         return costs(self.bundle, self.provider.name, self.threads, self.kv.dtype)
 
     @property
@@ -124,8 +125,8 @@ class Engine:
         return self.graphs.path(name)
 
     def max_exact_step(self, cache: KVCache) -> int:
-        """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
-        far as steps of any size do."""
+        """Maximum tokens of the next step in which each token comes out as in a step by itself, apart from rounding
+        that depends on a step's size."""
         room = cache.room if self.long_rope is None else min(cache.room, self.long_rope.room(cache))
         if cache.exact:  # the context's last place has no row to run beside the token's: see `pad_to_even`
             room = max(1, min(room, self.bundle.manifest.context - 1 - cache.length))
@@ -133,7 +134,7 @@ class Engine:
 
     @property
     def supports_batching(self) -> bool:
-        """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
+        """True if a step can run one token of each of several sequences: see `edge.runtime.batch`."""
         return self.graphs.supports_batching
 
     @overload

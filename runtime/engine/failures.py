@@ -1,4 +1,4 @@
-"""What a graph may do wrong while it runs, as sentences: a step that fails, and logits that are not numbers."""
+"""Errors of graphs while they run, as sentences: a step that fails, and logits that are not finite."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _misfit(bundle: Bundle, value: str, name: str, shape: Sequence[Any], stated:
 
 
 def _stated(manifest: Manifest, value: str, turned: bool) -> Sizes:
-    """What a manifest states of an input or output."""
+    """Sizes that a manifest states for an input or output, by dimension."""
     kind, _, rest = value.partition(".")
     if kind == "logits":
         return {2: manifest.dims.vocab_size}

@@ -20,8 +20,11 @@ CHUNK = 128  # tokens of a step that runs a text again
 
 
 class LongRope:
-    """Which factors a text has. short: tokens of the longest text that has the short ones; their positions are `shift`
-    further on in the graphs' tables."""
+    """Chooses between the short and the long factors for each text.
+
+    short: tokens of the longest text with the short factors, whose positions are `shift` further on in the graphs'
+    tables.
+    """
 
     def __init__(self, short: int, shift: int) -> None:
         self._short, self._shift = short, shift
@@ -29,8 +32,11 @@ class LongRope:
     def place(
         self, cache: KVCache, tokens: NDArray[np.int64], again: Callable[[KVCache, NDArray[np.int64]], object]
     ) -> None:
-        """Before a step of `tokens` [S]: give the text that it makes, or the prompt that it is a part of, its factors.
-        again: runs tokens without looking here."""
+        """Choose the factors before a step of `tokens` [S], by the length of the text after it or of the prompt that
+        the step is a part of. Where they change, the text so far is run again.
+
+        again: runs tokens without a call of this.
+        """
         start, said = cache.length, cache.tokens
         del said[start:]
         whole = max(start + tokens.shape[0], cache.prompt if start < cache.prompt else 0)
@@ -44,17 +50,17 @@ class LongRope:
         said.extend(tokens.tolist())
 
     def room(self, cache: KVCache) -> int:
-        """Tokens of a step after which the text has the factors that it has now."""
+        """Tokens that the next step may have without a change of the text's factors."""
         return cache.room if cache.long else max(1, self._short - cache.length)
 
     def turn(self, cache: KVCache, positions: NDArray[np.int64]) -> None:
-        """Put the positions [S] of a step where the text's factors are in the tables. A last token that is run twice to
-        make the step even has no place of its own there."""
+        """Move the positions [S] of a step to the text's factors in the tables. A last token that is run twice to make
+        the step even has no position of its own there."""
         if not cache.long:
             np.minimum(positions + self._shift, self._shift + self._short - 1, out=positions)
 
 
 def long_rope(manifest: Manifest) -> LongRope | None:
-    """What gives texts their factors; None of a model that rotates all alike."""
+    """Return what chooses a text's factors; None for a model with the same factors for all texts."""
     short = manifest.short_rope
     return None if short is None else LongRope(short, manifest.context)

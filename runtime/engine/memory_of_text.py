@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 
 
 class TextMemory(Protocol):
-    """What some layers of a model keep of one text."""
+    """The memory that some layers of a model have of one text."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its buffers."""
 
     def snapshot(self, start: int = 0) -> Any:
-        """A copy of what is kept of the tokens from `start` on, at least."""
+        """A copy of the memory of the tokens from `start` on, at least."""
 
     def restore(self, snapshot: Any) -> None:
-        """Keep what was copied again, and nothing after it."""
+        """Put a snapshot back, and drop everything after it."""
 
     def truncate(self, length: int) -> int:
-        """Drop the tokens from `length` on, and more where what was kept before is not known any more; how many tokens
-        are left. The others are run again."""
+        """Drop the tokens from `length` on, and more where an earlier state is no longer known. Returns the number of
+        tokens that are left; the caller runs the others again."""
 
     def copy_rows(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
         """Keep only these rows, or the states of these branches, in their order."""

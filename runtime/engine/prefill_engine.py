@@ -53,9 +53,11 @@ class PrefillEngine:
     def step(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
-        a row is the same, bit for bit, however a text is cut into steps, but for a last one that stands alone where the
-        bundle's context ends; see `pad_to_even`."""
+        """Run a step like `Engine.step`, without trees, and return a result that the next step does not overwrite.
+
+        Tokens and rows are run in even numbers, so that a row has the same bits however a text is cut into steps. The
+        exception is a last one that stands alone where the bundle's context ends; see `pad_to_even`.
+        """
         if self.closed:
             raise InputError(closed(self._bundle.manifest.name))
         rows = LAST_ROW if rows is None else rows

@@ -1,4 +1,4 @@
-"""What each token of a step attends to, where they do not follow each other."""
+"""Attention of the tokens of one step that do not follow each other."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
 @dataclass(frozen=True)
 class Variant:
-    """What an engine opens, and how it runs steps.
+    """The graphs that an engine opens, and how it runs steps.
 
     Args:
         role: of the decoder's graph.
-        kv: what the KV cache is kept in: float32 or int8.
+        kv: type of the KV cache: float32 or int8.
         prefill: whether long prompts are read by the int8 prefill graph.
         policy: which segments run, where the engine is one over segments, whose graph has the role `skip`.
         exact: run an even number of tokens in every step, and of rows of logits, the last one twice where it would be
@@ -56,14 +56,14 @@ PLAIN = Variant()
 
 
 def runs_whole(bundle: Bundle, policy: SkipPolicy | None) -> bool:
-    """Whether the decoder runs as one graph of all layers, whatever is left out of it."""
+    """True if the decoder runs as one graph of all layers, whatever is left out of it."""
     return policy is None or bundle.routed
 
 
 def kv_dtypes(
     bundle: Bundle, kv: str = AUTO, *, whole: bool = True, trees: bool = False, provider: str | Provider = BEST
 ) -> list[str]:
-    """What the KV cache may be kept in, the best first, where `kv` is asked for: float32, int8, or auto.
+    """Return the possible types of the KV cache for the choice `kv` (float32, int8, or auto), the best first.
 
     whole: whether the decoder runs as one graph. trees: whether it verifies trees of drafts, if it can. provider: what
     runs it.
@@ -88,7 +88,7 @@ def kv_dtypes(
 
 
 def _on_our_kernels(bundle: Bundle, provider: str | Provider) -> bool:
-    """Whether kernels of our own attend to a KV cache in int8 here, of which they read a quarter."""
+    """True if our kernels attend to an int8 KV cache here. They read a quarter of the bytes of a float32 one."""
     from edge.runtime.costs.measured import best_provider
     from edge.runtime.kernels.graph import attends_to_bytes
 

@@ -1,4 +1,4 @@
-"""What a step may be asked for, of each row that is wanted."""
+"""Results that a step can be asked for, for each wanted row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Operators of our kernels that follow each other, as one: threads come once for all of them, and onnxruntime is not
-asked for what they hand on to each other."""
+"""Chains: operators of our kernels that follow each other, joined into one. Threads start once for all of them, and
+onnxruntime does not handle the values between them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NOTHING = -1  # in place of a value that a node does without
 
 
 def take_chains(graph: Any) -> dict[str, list[str]]:
-    """Let operators of ours be one wherever nothing of onnxruntime's stands between them. Returns the names of the
-    nodes in each, by its own."""
+    """Join operators of ours into one node wherever no operator of onnxruntime's is between them. Returns the names of
+    the joined nodes by the name of the new one."""
     whole_numbers = {value.name for value in graph.input if value.type.tensor_type.elem_type == INT64}
     groups = list[list[Any]]()
     chain, made, downstream = list[Any](), set[str](), set[str]()  # downstream: made of what it gives
@@ -63,14 +63,14 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
 
 
 def are_one(graph: Any) -> bool:
-    """Whether all that units leave out is in one chain, which alone can do so."""
+    """True if all nodes that units leave out are in one chain. Only then can it leave them out."""
     chains = [node for node in graph.node if node.op_type == CHAIN and ROUTE in node.input]
     others = (node for node in graph.node if node.op_type in (PART, EITHER) or UNIT in numbers(node))
     return len(chains) == 1 and next(others, None) is None
 
 
 def _picks_rows(node: Any, made: set[str]) -> bool:
-    """Whether a node is onnxruntime's Gather of some rows of what was made."""
+    """True if a node is onnxruntime's Gather of some rows of a value in `made`."""
     if (node.op_type, node.domain) != (GATHER, "") or node.input[0] not in made:
         return False
     return [(attribute.name, attribute.i) for attribute in node.attribute] == [("axis", 1)]

@@ -1,5 +1,5 @@
-"""A graph whose products, attention and norms are those of our kernels: the same but for the operators' domain, and for
-weights that lie in another layout."""
+"""A bundle's graph with products, attention and norms by our kernels. It differs in the operators' domain, and in the
+layout of the weights."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ STRANGE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """An ONNX model, and the packed matrices of its products, mapped into memory, which the products number.
+    """An ONNX model, and the packed matrices of its products, mapped into memory, which the products refer to by
+    number.
 
-    independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step. inside:
-    the names of the bundle's nodes in a node that is several of them, by its own name. files: that the matrices are in.
+    independent: whether a row of its results has the same bits whatever rows are next to it in a step. inside: the
+    names of the bundle's nodes in a node that joins several of them, by its name. files: of the matrices.
     """
 
     model: Any
@@ -79,9 +80,11 @@ class KernelGraph:
 def kernel_graph(
     bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = False, units: Units | None = None
 ) -> KernelGraph | None:
-    """The graph of a file of the bundle for these kernels; None where there is nothing in it that they compute, or
-    their weights cannot be kept, which a warning says. apart: leave operators nodes of their own, which onnxruntime's
-    profiler can tell apart; those of units stay one. units: that it is to be in; None where that cannot be.
+    """The graph of a file of the bundle for these kernels; None where they compute nothing in it, or their weights
+    cannot be stored, which a warning says.
+
+    apart: do not join operators, so that onnxruntime's profiler can tell them apart; those of units stay joined. units:
+    that the graph is divided into; None where that cannot be.
 
     Raises:
         BundleError: it is no graph that a bundle may have; see `read_graph`.
@@ -125,7 +128,7 @@ def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None) -> N
 
 
 def runs_in_units(bundle: Bundle, role: str, units: Units) -> bool:
-    """Whether these kernels run here, and can leave out units of the bundle's graph with this role."""
+    """True if these kernels run here, and can leave out units of the bundle's graph with this role."""
     kernels = find_kernels()
     path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == role), None)
     if kernels is None or path is None:
@@ -156,7 +159,7 @@ def _in_units(
 
 
 def attends_to_bytes(bundle: Bundle) -> bool:
-    """Whether these kernels run here, and attend to a KV cache in int8 in this bundle's graph over one."""
+    """True if these kernels run here, and attend to a KV cache in int8 in this bundle's graph with one."""
     path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == KV8), None)
     kernels = find_kernels()
     if path is None or kernels is None:
@@ -168,7 +171,7 @@ def attends_to_bytes(bundle: Bundle) -> bool:
 
 
 def _changed(path: Path) -> tuple[int, ...]:
-    """What is another one when a file was changed."""
+    """Identity of a file's content without reading it: device, inode, size and times. It differs after a change."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -228,8 +231,8 @@ def _matrix(node: Any, stored: dict[str, Any], kernels: Kernels) -> Matrix | Non
 
 
 def _start(tensor: Any, kind: int, sizes: list[int]) -> int | None:
-    """Where a tensor of this type and these sizes, or as many numbers, begins in `weights.bin`, where it is there. That
-    it is there as a whole was looked at: see `read_graph`."""
+    """Offset in `weights.bin` of a tensor of this type and these sizes, or with as many numbers; None where it is not
+    there. `read_graph` has checked that the whole tensor is in the file."""
     if tensor is None or tensor.data_type != kind or tensor.data_location != EXTERNAL:
         return None
     if [*tensor.dims] != sizes and [*tensor.dims] != [math.prod(sizes)]:

@@ -1,5 +1,5 @@
-"""What the graph of a bundle may be: a bundle may come from a stranger, so nothing is made of a graph before it was
-looked through here.
+"""Checks of a bundle's graph: a bundle may come from a stranger, so nothing is done with a graph before it was checked
+here.
 
 Values are made once, before what reads them: whatever follows a graph's wires comes to an end. Tensors lie in files of
 the bundle, within them. What only `edge` may write into a graph, and what no exporter writes, is refused.
@@ -50,7 +50,7 @@ class _Refused(Exception):
 
 
 def read_graph(path: Path, folder: Path) -> Any:
-    """The model in a graph's file. folder: where its weights are.
+    """Read and check the model in a graph's file. folder: of its weights.
 
     Raises:
         BundleError: it is no ONNX file, too large, or has what no graph of a bundle may have.
@@ -70,7 +70,8 @@ def read_graph(path: Path, folder: Path) -> Any:
 
 
 def parse_graph(path: Path) -> Any:
-    """The model in a graph's file as it is. OSError where it is no file, or larger than any graph; DecodeError."""
+    """Read the model in a graph's file without a check. OSError where it is no file, or larger than any graph;
+    DecodeError."""
     with open(path, "rb", opener=_without_waiting) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -92,7 +93,7 @@ class _Check:
         self._folder, self._sizes, self._nodes = folder, dict[str, int](), 0
 
     def model(self, model: Any) -> None:
-        """_Refused where it is none that a bundle may have."""
+        """Check a model; _Refused where it is none that a bundle may have."""
         if model.functions:
             raise _Refused("it brings functions of its own")
         if model.training_info:

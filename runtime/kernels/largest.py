@@ -15,8 +15,9 @@ TOKENS = "tokens"  # an output of a decoder's graph, as LOGITS is
 
 
 def take_largest(graph: Any, weights: dict[str, Any]) -> None:
-    """Let the tokens be found by one operator, where the graph looks for the block of logits that has the largest, and
-    then for the place in it, as exporters write it: eight operators of onnxruntime's, and threads called anew.
+    """Replace the search for the token with the largest logit by one operator. Exporters write it in two steps, the
+    block of logits with the largest one and then the place in it: eight operators of onnxruntime's, each of which
+    starts threads.
 
     weights: the tensors that are stored, by name.
     """
@@ -31,11 +32,11 @@ def take_largest(graph: Any, weights: dict[str, Any]) -> None:
 
 
 def _looks_in_blocks(wires: Wires, weights: dict[str, Any]) -> bool:
-    """Whether the tokens are `block * width + place in it`, of the block with the largest logit; or of logits that are
+    """True if the tokens are `block * width + place in it`, of the block with the largest logit. The logits may be
     filled up with -infinity to whole blocks."""
 
     def made(name: str, op_type: str, **wanted: int) -> list[str]:
-        """What the operator of onnxruntime's reads that makes a value; nothing where it is another one."""
+        """Inputs of the operator of onnxruntime's that makes a value; empty where it is another operator."""
         place = wires.maker(name)
         if place is None:
             return []

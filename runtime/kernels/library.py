@@ -1,6 +1,6 @@
-"""Kernels of our own for the processor, where the package `edge_kernels` (edge-lm-kernels) is installed.
+"""Kernels of this project for the processor, where the package `edge_kernels` (edge-lm-kernels) is installed.
 
-They compute what onnxruntime's operators compute, faster, and so that a row of a result depends on nothing that stands
+They compute what onnxruntime's operators compute, faster, and so that a row of a result does not depend on the rows
 next to it. Without the package onnxruntime's own run.
 """
 
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout:
-    """What a matrix is stored in. inputs, columns: its size. block: inputs that share a scale. half: whether scales are
-    kept in float16. zero_points: whether it has some."""
+    """Storage format of a matrix. inputs, columns: its size. block: inputs that share a scale. half: whether scales are
+    float16. zero_points: whether it has some."""
 
     bits: int
     inputs: int
@@ -47,7 +47,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The library. form: which instructions it uses here. version: of the format of packed weights."""
+    """The library. form: the instructions that it uses here. version: of the format of packed weights."""
 
     path: Path
     form: str
@@ -73,7 +73,8 @@ class Kernels:
 
     @contextmanager
     def lend(self, packed: NDArray[np.uint8]) -> Iterator[int]:
-        """While open, operators that are made find this matrix by the number. It must stay as long as they do."""
+        """Register a packed matrix: operators that are made within this context find it by the number that this yields.
+        The matrix must stay in memory as long as they do."""
         lent = self.calls.edge_lend(packed.ctypes.data, packed.size)
         try:
             yield lent
@@ -87,8 +88,8 @@ def _numbers(layout: Layout) -> tuple[int, ...]:
 
 @cache
 def find_kernels() -> Kernels | None:
-    """The library, where it is installed, this processor has the instructions it needs, and it computes what it should;
-    a warning says why not, once."""
+    """The library, where it is installed, this processor has the instructions it needs, and it computes correct
+    results; else None and, once, a warning that says why."""
     if os.environ.get(VARIABLE) == OFF or find_spec(PACKAGE) is None:
         return None
     library = Path(import_module(PACKAGE).LIBRARY)
@@ -117,8 +118,8 @@ def find_kernels() -> Kernels | None:
 
 
 def map_weights() -> bool:
-    """Whether the weights of products in blocks lie in files of the cache folder, which every process maps, instead of
-    in a process's own memory."""
+    """True if the weights of products in blocks are in files of the cache folder, which every process maps, and not in
+    a process's private memory."""
     folder = cache_dir()
     try:
         while not folder.exists() and folder != folder.parent:
@@ -130,7 +131,7 @@ def map_weights() -> bool:
 
 @cache
 def without_kernels(why: str) -> None:
-    """Say that onnxruntime's own kernels run, and why: once."""
+    """Warn once that onnxruntime's own kernels run, and why."""
     _log.warning("onnxruntime's own kernels run, more slowly: %s.", why)
 
 
@@ -145,5 +146,5 @@ def _declare(calls: Any) -> None:
 
 
 def _computes(kernels: Kernels) -> bool:
-    """Whether a few products come out as the plain form of the library has them."""
+    """True if a few products have the results of the library's plain implementation."""
     return bool(kernels.calls.edge_check())

@@ -50,13 +50,14 @@ BY_ROWS = {
 
 
 def has_known_attributes(node: Any) -> bool:
-    """Whether our kernels know all attributes of one of their operators, each of which is there once."""
+    """True if our kernels know all attributes of one of their operators, and each of them is there once."""
     names = [attribute.name for attribute in node.attribute]
     return KNOWN[node.op_type].issuperset(names) and len({*names}) == len(names)
 
 
 def takes_bytes(graph: Any, layers: Sequence[KVLayer]) -> bool:
-    """Whether all attention of a decoder's graph over a KV cache in bytes can be ours: see `take_attention`."""
+    """True if our kernels can compute all attention of a decoder's graph with an int8 KV cache: see
+    `take_attention`."""
     small = [_small_step(node) for node in graph.node if node.op_type == "If"]
     return len(small) == len(layers) and _heads_fit(layers) and all(node and _attends(node) for node in small)
 
@@ -76,7 +77,7 @@ def _last_size(value: Any) -> int:
 
 
 def take_attention(graph: Any, layers: list[KVLayer]) -> None:
-    """Let the attention of a graph be ours, where its heads are such that our kernels compute it. Over bytes they need
+    """Let our kernels compute the attention of a graph, where they can for its heads. With an int8 KV cache they need
     no second branch for large steps."""
     if not _heads_fit(layers):
         return
@@ -127,7 +128,8 @@ def _parted(node: Any, wires: Wires) -> int | None:
 
 
 def add_likeliest(graph: Any) -> None:
-    """Let a graph over branches of a text be asked for the likeliest tokens of each row: beams need no others."""
+    """Add an output with the likeliest tokens of each row to a graph that takes branches of a text: beams need no other
+    logits."""
     if all(value.name != LOGITS for value in graph.output) or all(value.name != BRANCHES for value in graph.input):
         return
     graph.input.add(name=LIKELIEST_COUNT).type.tensor_type.elem_type = INT64
@@ -139,7 +141,8 @@ def add_likeliest(graph: Any) -> None:
 
 
 def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
-    """Let the bias of a T5 decoder's attention be one operator, in place of ten that cost more than a layer."""
+    """Replace the ten operators of the bias of a T5 decoder's attention by one: together they cost more than a
+    layer."""
     wires, found = Wires(graph), False
 
     def made(name: str, op_type: str) -> Any:
@@ -147,7 +150,8 @@ def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
         return wires.nodes[place] if place is not None and wires.nodes[place].op_type == op_type else None
 
     def first_columns(node: Any, axis: int) -> tuple[str, str] | None:
-        """What a Slice takes the first columns of, and the number of these, a graph's input in 32 bits."""
+        """Return the input of a Slice that takes the first columns, and the input of the graph with their number in 32
+        bits."""
         if node is None or len(node.input) != 4:
             return None
         start, last = (whole_numbers(weights.get(name)) for name in (node.input[1], node.input[3]))
@@ -177,7 +181,7 @@ def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
 
 
 def whole_numbers(tensor: Any) -> list[int] | None:
-    """What a stored tensor of int64 holds."""
+    """Values of a stored tensor of int64; None for another tensor."""
     if tensor is None or tensor.data_type != INT64 or tensor.data_location:
         return None
     return [int(number) for number in np.frombuffer(tensor.raw_data, np.int64)]
@@ -193,7 +197,8 @@ def _for_many_sequences(graph: Any) -> None:
 
 
 def take_neighbours(graph: Any, weights: dict[str, Any]) -> None:
-    """Let products do what stands next to them in a decoder: the gate of a feed-forward layer, and norms of a sum.
+    """Let products compute the operators next to them in a decoder: the gate of a feed-forward layer, and norms of a
+    sum.
 
     weights: the tensors that are stored, by name.
     """
@@ -250,7 +255,8 @@ def _with_norm(node: Any, place: int, before: int, wires: Wires, weights: dict[s
 
 
 def take_norms(graph: Any, weights: dict[str, Any]) -> None:
-    """Let norms that no product took along be ours, too: a graph cut between layers then gives the same bits."""
+    """Let our kernels compute the norms that are part of no product, too: a graph cut between layers then gives the
+    same bits."""
     for node in graph.node:
         if not _is_norm(node, weights):
             continue
@@ -263,7 +269,7 @@ def take_norms(graph: Any, weights: dict[str, Any]) -> None:
 
 
 def _is_norm(node: Any, weights: dict[str, Any]) -> bool:
-    """Whether a node is a norm of onnxruntime's that our kernels compute."""
+    """True if a node is a norm of onnxruntime's that our kernels compute."""
     if node.op_type in (NORM, NORM_ALONE) and not has_known_attributes(node):
         return False
     if node.op_type == NORM_ALONE:
@@ -276,7 +282,7 @@ def _is_norm(node: Any, weights: dict[str, Any]) -> bool:
 
 
 def is_independent(node: Any) -> bool:
-    """Whether a row of a node's results depends on that row's inputs alone, in every bit."""
+    """True if a row of a node's results depends on that row's inputs alone, in every bit."""
     if node.domain not in (DOMAIN, INT8_DOMAIN) and node.op_type not in BY_ROWS:
         return False
     return all(is_independent(inner) for branch in branches(node) for inner in branch.node)
@@ -291,7 +297,7 @@ def _small_step(node: Any) -> Any:
 
 
 def _attends(node: Any) -> bool:
-    """Whether a node is attention that our kernels compute."""
+    """True if a node is attention that our kernels compute."""
     if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
         return False
     if not has_known_attributes(node):

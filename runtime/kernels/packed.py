@@ -1,11 +1,10 @@
-"""Weights in the layout of our kernels: a file in the cache folder that is made once and mapped into memory from then
-on, so that a second start, process or graph pays nothing.
+"""Weights in the layout of our kernels: a file in the cache folder that is written once and mapped into memory from
+then on, so that a second start, process or graph pays nothing.
 
-The file is named by everything that it is made of: the weights and all graphs of a bundle, by their sha256s, and the
-format. It holds the matrices one after the other, an index as JSON that says in full what each was made of, the length
-of the index, the crc32 of everything before, and a mark. A file that is not whole, in any way, is made anew. The crc32
-is compared once, and again where the file has changed since by its times, size or inode: a stamp in the cache folder
-remembers these.
+The file is named by its sources: the weights and all graphs of a bundle, by their sha256s, and the format. It has the
+matrices one after the other, an index as JSON with the full source of each, the length of the index, the crc32 of
+everything before, and a mark. A damaged or incomplete file is written again. The crc32 is compared once, and again
+where the file has changed since by its times, size or inode: a stamp in the cache folder records these.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a packed matrix lies in the file. half: whether its scales are kept in float16."""
+    """Position of a packed matrix in the file, in bytes. half: whether its scales are float16."""
 
     start: int
     size: int
@@ -107,7 +106,7 @@ class PackedWeights:
         self._of, self._index = _read_index(self._bytes[end - length : end].tobytes(), end - length)
 
     def has(self, matrices: Iterable[Matrix], of: str, kernels: Kernels) -> bool:
-        """Whether all of these matrices are there, of the weights with this sha256."""
+        """True if all of these matrices are in the file, packed from the weights with this sha256."""
         places = [(matrix, self._index.get(matrix)) for matrix in matrices]
         return self._of == of and all(
             place is not None and place.size == kernels.packed_bytes(layout_of(matrix, place.half))
@@ -115,7 +114,7 @@ class PackedWeights:
         )
 
     def matrix(self, matrix: Matrix) -> tuple[NDArray[np.uint8], Layout]:
-        """The bytes of one, and what is in them."""
+        """The bytes of a packed matrix, and their layout."""
         place = self._index[matrix]
         return self._bytes[place.start : place.start + place.size], layout_of(matrix, place.half)
 
@@ -172,7 +171,7 @@ _unkept = weakref.WeakValueDictionary[Path, PackedWeights]()  # by where they be
 
 
 def packed_file(bundle: Bundle, kernels: Kernels) -> Path:
-    """Where the packed matrices of a bundle are kept: another file for other weights, other graphs, another format."""
+    """Path of a bundle's packed matrices. Other weights, graphs or formats have other files."""
     import hashlib  # brings OpenSSL, as in `edge.bundle`: sampling loads it too
 
     files = _sha256s(bundle)
@@ -182,7 +181,7 @@ def packed_file(bundle: Bundle, kernels: Kernels) -> Path:
 
 
 def forget_packed(bundle: Bundle) -> None:
-    """Let the packed matrices of a bundle be made anew when they are read next, from its files.
+    """Remove the packed matrices of a bundle, so that the next use packs them again from its files.
 
     Raises:
         BundleError: the file stays.
@@ -210,12 +209,13 @@ def _sha256s(bundle: Bundle) -> dict[str, str]:
 
 
 def _stamp_of(path: Path) -> Path:
-    """Where it is remembered that a file is whole, and, by its time, when it was used: the file's own times stay."""
+    """Path of a file's stamp. It records that the file is complete and, by its own time, when the file was last used:
+    the file's times do not change."""
     return cache_dir() / "checked" / f"{path.stem}.json"
 
 
 def _stamp(found: os.stat_result, checksum: int) -> list[int]:
-    """What identifies a file's content without reading it."""
+    """Identity of a file's content without reading it, with its checksum."""
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, checksum]
 
 
@@ -277,7 +277,7 @@ def _forget(file: BinaryIO) -> None:
 
 
 def layout_of(matrix: Matrix, half: bool = False) -> Layout:
-    """What a matrix is stored in. half: whether its scales are kept in float16."""
+    """Storage format of a matrix. half: whether its scales are float16."""
     return Layout(matrix.bits, matrix.inputs, matrix.columns, matrix.block, half, matrix.zero_points is not None)
 
 

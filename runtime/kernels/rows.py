@@ -21,7 +21,7 @@ VALUES, WEIGHT, SIZE, SCALES, ZERO, WEIGHT_ZERO, BIAS = range(7)  # inputs of IN
 
 
 def take_rows(graph: Any) -> None:
-    """Let int8 products of a graph read their rows as they are, where they are such as the export writes."""
+    """Let int8 products of a graph read float rows, where the product is such as the export writes."""
     wires, gone = Wires(graph), list[int]()
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in wires.nodes:
@@ -56,7 +56,8 @@ def take_rows(graph: Any) -> None:
 
 
 def _rounded(inputs: list[str], wires: Wires, stored: dict[str, Any]) -> tuple[str, str] | None:
-    """What a product's integers were made of: rows, and the largest of each; None where they are others."""
+    """Return the source of a product's integers: the rows, and the largest value of each; None where they are quantized
+    otherwise."""
     quantize = _maker(wires, inputs[VALUES], "QuantizeLinear")
     divide = None if quantize is None else _maker(wires, quantize.input[0], "Div")
     if quantize is None or divide is None or inputs[WEIGHT_ZERO] or inputs[BIAS]:

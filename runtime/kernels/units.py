@@ -1,11 +1,11 @@
-"""A decoder's graph in units, of which one input says which run in a step: our kernels leave the others out.
+"""A decoder's graph in units. An input says which units run in a step, and our kernels leave the others out.
 
-What counts the rows of the KV cache is there once for each unit, because each may hold other tokens: the inputs that do
-so have a row for every unit, called `units.seqlens_k` and so on. `units.run` says which ones run: [U, 1] for a whole
+Each unit counts the rows of the KV cache by itself, because each may have other tokens: the inputs with these counts
+have a row for every unit, called `units.seqlens_k` and so on. `units.run` says which units run: [U, 1] for a whole
 step, or [U, R] for each of its rows, which are R sequences of a token, or R tokens of one. `units.limits`, of the same
-shape, lets the step itself decide, token by token, where the units are `limited`: a unit with a limit of 1 or less
-after which a row of the stream has at least this cosine with what it was before lets those with such a limit behind it
-be left out for this row. The output `units.ran` [U, R] says which ran.
+shape, lets the step itself decide, token by token, where the units are `limited`. A unit with a limit of 1 or less
+compares each row of the stream after it with the same row before it: where their cosine is at least the limit, the
+later units with such a limit are left out for this row. The output `units.ran` [U, R] says which units ran.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STREAM = ("x", "added")  # the parts of the residual stream between two units
 
 
 def of_all(name: str) -> str:
-    """What the input is called that has a row for each unit."""
+    """Name of the input that has a row for each unit."""
     return f"units.{name}"
 
 
@@ -38,8 +38,8 @@ ROUTE, LIMITS, RAN = of_all("run"), of_all("limits"), of_all("ran")
 
 @dataclass(frozen=True)
 class Units:
-    """The units of a graph, of which the first and the last one always run. watched: those of which the stream that
-    they read is an output, `at.U.x` and `at.U.added`. limited: whether the graph reads limits."""
+    """The units of a graph. The first and the last one always run. watched: units whose input, the residual stream, is
+    an output of the graph, `at.U.x` and `at.U.added`. limited: whether the graph reads limits."""
 
     segments: tuple[Segment, ...]
     watched: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class Units:
 
 
 def take_units(graph: Any, into: Units) -> None:
-    """Let a decoder's graph be in units, whose keys and values are those of their layers.
+    """Divide a decoder's graph into units, whose keys and values are those of their layers.
 
     Raises:
         ValueError: the graph or the units are not as exporters write them.

@@ -1,4 +1,4 @@
-"""Which node of an ONNX graph makes a value, and which nodes read it."""
+"""The values of an ONNX graph: the node that makes each, and the nodes that read it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ INT, NUMBER = 2, 1  # AttributeProto.AttributeType
 
 
 class Wires:
-    """The nodes of a graph as they are when it is made; those inside of branches count as their `If`.
+    """The nodes of a graph at the time of this object's creation; nodes inside of branches count as their `If`.
 
-    nodes: in the order of the graph, by whose places nodes are meant here.
+    nodes: in the order of the graph. Nodes are given by their index in it.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -25,20 +25,20 @@ class Wires:
         self._outputs = {output.name for output in graph.output}
 
     def maker(self, name: str) -> int | None:
-        """The node that makes a value; None for what comes from without."""
+        """Index of the node that makes a value; None for a value from outside."""
         return self._made.get(name)
 
     def readers(self, name: str) -> list[int]:
-        """The nodes that read a value."""
+        """Indices of the nodes that read a value."""
         return self._readers.get(name, [])
 
     def only_reader(self, name: str) -> int | None:
-        """The node that reads a value which nothing else reads."""
+        """Index of the node that reads a value which nothing else reads."""
         readers = self.readers(name)
         return readers[0] if len(readers) == 1 and name not in self._outputs else None
 
     def drop(self, places: Iterable[int]) -> None:
-        """Take these nodes out of the graph, and those whose results nothing reads any more."""
+        """Remove these nodes from the graph, and those whose results nothing reads any more."""
         gone, read, kept = set(places), set(self._outputs), list[Any]()
         for place in reversed(range(len(self.nodes))):
             node = self.nodes[place]
@@ -50,7 +50,7 @@ class Wires:
 
 
 def reads(node: Any) -> list[str]:
-    """What a node reads, its branches too."""
+    """Names of the values that a node reads, its branches included."""
     found = [*node.input]
     for branch in branches(node):
         found += read_by(branch)
@@ -58,7 +58,7 @@ def reads(node: Any) -> list[str]:
 
 
 def read_by(graph: Any) -> Iterator[str]:
-    """What the nodes of a graph read, and what it gives out."""
+    """Names of the values that the nodes of a graph read, and of its outputs."""
     for node in graph.node:
         yield from reads(node)
     for output in graph.output:
@@ -66,7 +66,7 @@ def read_by(graph: Any) -> Iterator[str]:
 
 
 def branches(node: Any) -> list[Any]:
-    """The graphs inside of a node, which `If` alone has: see `graph_check`."""
+    """The graphs inside of a node, which only `If` has: see `graph_check`."""
     if node.op_type != "If":
         return []
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
@@ -81,17 +81,17 @@ def graphs(graph: Any) -> Iterator[Any]:
 
 
 def numbers(node: Any) -> dict[str, int]:
-    """A node's attributes that are whole numbers."""
+    """The integer attributes of a node, by name."""
     return {attribute.name: attribute.i for attribute in node.attribute if attribute.HasField("i")}
 
 
 def number(node: Any, name: str, otherwise: float) -> float:
-    """An attribute that is a float."""
+    """Return a float attribute of a node, or `otherwise` where it has none of this name."""
     return next((float(each.f) for each in node.attribute if each.name == name), otherwise)
 
 
 def set_inputs(node: Any, inputs: Iterable[str]) -> None:
-    """Let a node read these, without the empty names at the end."""
+    """Set a node's inputs, without the empty names at the end."""
     given = list(inputs)
     while given and not given[-1]:
         given.pop()

@@ -79,7 +79,7 @@ SAMPLING = 3  # rows of logits that choosing a token works on, for each row
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run is asked for.
+    """The size of a run, for which memory is needed.
 
     Args:
         context: tokens of prompt and answer.
@@ -121,8 +121,8 @@ class Footprint:
 
 
 class MemoryModel:
-    """The memory of one bundle under any `Demand`; BundleError where its tokenizer cannot be read. present:
-    private bytes of this process so far, which count where they are clearly more than the libraries'."""
+    """The memory of one bundle under any `Demand`; BundleError where its tokenizer cannot be read. present: private
+    bytes of this process so far, which count where they are clearly more than the libraries'."""
 
     def __init__(self, bundle: Bundle, present: int = 0) -> None:
         manifest = bundle.manifest
@@ -172,7 +172,7 @@ class MemoryModel:
         return rows * (own.num_layers - self._encoder.precise_layers) // own.num_layers
 
     def footprint(self, demand: Demand) -> Footprint:
-        """Bytes by kind for what is asked."""
+        """Bytes by kind that a run of this demand needs."""
         graphs = self._graphs + (self._kv8 if demand.kv != FLOAT32 else 0)
         always = {"graphs": graphs, "packed weights": self._packed}
         loading = always | {"program": self._program + TO_LOAD, "tokenizer": self._reading}
@@ -285,7 +285,7 @@ def _tokenizer(bundle: Bundle, size: int) -> tuple[int, int]:
 
 
 def _unigram(bundle: Bundle) -> bool:
-    """Whether the tokenizer is a Unigram model, found without taking its file into private memory."""
+    """True if the tokenizer is a Unigram model. Its file is searched without a copy in private memory."""
     path = bundle.path(TOKENIZER)
     try:
         with (

@@ -1,4 +1,4 @@
-"""What a process holds of memory, as every system tells it."""
+"""Memory of a process, as every system reports it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ class TaskInfo(ctypes.Structure):
 
 
 def held() -> Held | None:
-    """What this process holds, its physical footprint as private bytes; None where macOS does not tell."""
+    """Return the memory of this process, with its physical footprint as private bytes; None where macOS does not
+    tell."""
     system, found = ctypes.CDLL(None), TaskInfo()
     count = ctypes.c_uint32(ctypes.sizeof(found) // WORD)
     system.task_info.argtypes = (ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
@@ -41,5 +42,5 @@ def held() -> Held | None:
 
 
 def _this_task(system: ctypes.CDLL) -> int:
-    """What the macro mach_task_self() stands for."""
+    """Value of the macro mach_task_self()."""
     return ctypes.c_uint32.in_dll(system, "mach_task_self_").value

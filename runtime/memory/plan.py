@@ -12,8 +12,8 @@ RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLAC
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may take, and its bytes. budget: in bytes; None where there is none. widest: maximum tokens of a step
-    that the budget has room for, up to 64; that of `demand` where there is no budget."""
+    """A demand that fits into a memory budget, and its bytes. budget: in bytes; None where there is none. widest:
+    maximum tokens of a step that the budget has room for, up to 64; that of `demand` where there is no budget."""
 
     demand: Demand
     footprint: Footprint
@@ -40,7 +40,7 @@ class Plan:
 
 
 def needed(footprint: Footprint) -> int:
-    """The smallest budget for a run that is predicted to take this much."""
+    """Return the smallest budget for a run with this predicted footprint."""
     return footprint.peak + _reserve(footprint)
 
 

@@ -1,4 +1,4 @@
-"""Shares of a memory limit: what the answers of one model, each in its own thread, and its chats may take together."""
+"""Shares of a memory limit. The answers of one model, each in its thread, and its chats may not need more together."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Drop = Callable[[], Callable[[], None] | None]
 
 
 def closed(name: str) -> str:
-    """What is said of a model that was closed."""
+    """Return the message of the error for a model that was closed."""
     return f"The model {name} was closed; load it again."
 
 
 class Share:
-    """Bytes that an answer takes while it is there, and a chat between two answers, too. It ends when it is closed, or
-    when nobody has it any more."""
+    """Bytes of an answer while it runs, and of a chat between two answers, too. A share ends when it is closed, or when
+    no reference to it is left."""
 
     def __init__(self, shares: Shares, size: int, drop: Drop | None) -> None:
         self._shares, self._drop = shares, drop
@@ -43,16 +43,16 @@ class Share:
         self.close()
 
     def close(self) -> None:
-        """Give it back. The garbage collector may call this anywhere, so that it waits for nothing."""
+        """Give the share back. The garbage collector may call this anywhere, so it does not wait for a lock."""
         self.rest(0)
 
     def rest(self, size: int) -> None:
-        """Keep so many bytes until somebody else needs them."""
+        """Mark the share as idle, with so many bytes, until another answer needs them."""
         self.size, self.idle = size, True
         self._shares.changed()
 
     def take_away(self) -> None:
-        """Have the memory of a share that is idle given back."""
+        """Free the memory of an idle share."""
         drop = None if self._drop is None else self._drop()
         if drop is not None:
             drop()
@@ -60,11 +60,12 @@ class Share:
 
 
 class Shares:
-    """A limit on what answers take together. An answer takes its share before its first step. Where there is no room,
-    chats between two answers give up their caches; then it waits until others have ended, the first that came first.
+    """A limit on the memory of all answers together. An answer needs a share before its first step. Where there is no
+    room, chats between two answers give up their caches; then the answer waits until others have ended, first come
+    first served.
 
-    Who waits has no share: a thread that has one, by a stream which it has begun and which no other thread goes on
-    with, is refused instead, so that nobody waits for himself or in a circle.
+    An answer that waits has no share. A thread that has one already, by a stream which it has begun and which no other
+    thread continues, is refused instead, so that no thread waits for itself or in a circle.
 
     Args:
         total: in bytes.
@@ -83,8 +84,8 @@ class Shares:
     def over(
         self, size: int, interrupted: Callable[[], bool], things: Generator[T, None, None]
     ) -> Generator[T, None, None]:
-        """What `things` gives, with a share from the first on; nothing where it was interrupted before there was
-        room."""
+        """Yield what `things` yields, with a share from the first one on; nothing where it was interrupted before there
+        was room."""
         share = self.take(size, interrupted)
         if share is None:
             return
@@ -104,7 +105,7 @@ class Shares:
         instead: Share | None = None,
         drop: Drop | None = None,
     ) -> Share | None:
-        """A share of so many bytes, as soon as there is room; None where `interrupted` says so before.
+        """Wait for room and return a share of so many bytes; None where `interrupted` says so before.
 
         Args:
             instead: an idle share that is given back for it.
@@ -138,17 +139,17 @@ class Shares:
                 self._change.notify_all()
 
     def close(self) -> None:
-        """There are no more answers, also for who waits."""
+        """Refuse all further answers, those that wait included."""
         self.closed = True
         self.changed()
 
     @property
     def alone(self) -> bool:
-        """Whether there is no more than one share."""
+        """True if there is at most one share."""
         return len(self._there()) < 2
 
     def changed(self) -> None:
-        """Let who waits look again, now or soon."""
+        """Wake the answers that wait, now or soon."""
         if self._change.acquire(blocking=False):
             try:
                 self._change.notify_all()
@@ -156,7 +157,7 @@ class Shares:
                 self._change.release()
 
     def _holds(self) -> bool:
-        """Whether a share is this thread's own, or one that nobody gives back."""
+        """True if a share belongs to this thread, or to one that has ended: waiting for it would not end."""
         return any(not other.idle and _ours(other) for other in self._there())
 
     def _there(self) -> list[Share]:
@@ -164,7 +165,7 @@ class Shares:
         return [share for ref in list(self._taken) if (share := ref()) is not None and share.size]
 
     def _enter(self, share: Share, instead: Share | None) -> bool:
-        """Whether there is room for a share, which then is taken. Shares that are idle are given up for it. InputError
+        """Enter a share if there is room for it. Idle shares are given up for it. True if it was entered; InputError
         where the model was closed."""
         if self.closed:
             raise InputError(closed(self._name))
@@ -197,5 +198,5 @@ class Shares:
 
 
 def _ours(share: Share) -> bool:
-    """Whether nobody gives this share back while this thread waits: it does itself, or a thread that has ended."""
+    """True if no other thread can give this share back: it belongs to this thread, or to one that has ended."""
     return share.thread is threading.current_thread() or not share.thread.is_alive()

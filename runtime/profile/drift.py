@@ -1,4 +1,4 @@
-"""How steady the machine is: one step measured again and again, and long answers in a row."""
+"""Steadiness of the machine: one step measured again and again, and long answers in a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5%
 
 
 class DriftMeter:
-    """One and the same step, measured between all others: whatever changes its time is the machine's."""
+    """Measures one and the same step between all others: whatever changes its time is the machine's."""
 
     def __init__(self, step: Callable[[], float], clock: Clock = time.monotonic) -> None:
         self._step, self._clock = step, clock
@@ -30,7 +30,7 @@ class DriftMeter:
         self.times: list[float] = []  # milliseconds, in order
 
     def measure_drift(self) -> None:
-        """Measure it a few times, unless that was done just now."""
+        """Measure the step a few times, unless that was done just now."""
         if self._clock() - self._last < PAUSE_S:
             return
         self._step()
@@ -38,7 +38,7 @@ class DriftMeter:
         self._last = self._clock()
 
     def noise(self, foreign_cpu: float | None) -> Noise:
-        """How much its times scatter, and how they changed from the first third to the last."""
+        """Return the scatter of the step's times, and their change from the first third to the last."""
         low, median, high = np.percentile(self.times, (10, 50, 90))
         third = max(1, len(self.times) // 3)
         first, last = np.median(self.times[:third]), np.median(self.times[-third:])

@@ -1,4 +1,4 @@
-"""What must be measured in a fresh process: how long a bundle takes to load, and the memory of one answer.
+"""Measurements that need a fresh process: how long a bundle takes to load, and the memory of one answer.
 
 The parent calls `load_ms` and `memory`; a child runs `_load` and `_memory`. Large imports stand inside functions, so
 that the child measures what they take.
@@ -30,7 +30,7 @@ LONGEST_S = 600
 
 @dataclass(frozen=True)
 class Settings:
-    """How the child opens the bundle."""
+    """The settings with which the child opens the bundle."""
 
     bundle: str
     context: int
@@ -40,16 +40,17 @@ class Settings:
 
 
 class ChildFailed(Exception):
-    """The fresh process ended without a result; the message tells why."""
+    """Raised where the fresh process ended without a result; the message tells why."""
 
 
 def load_ms(settings: Settings) -> float:
-    """Milliseconds that `edge.load` takes in a fresh process which has imported all that it needs."""
+    """Measure the milliseconds that `edge.load` takes in a fresh process which has imported all that it needs."""
     return float(_child(_load, settings)["ms"])
 
 
 def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
-    """Memory of a fresh process that loads the bundle, takes an input of `prompt` tokens and generates `tokens`."""
+    """Measure the memory of a fresh process that loads the bundle, reads an input of `prompt` tokens and generates
+    `tokens`."""
     from edge.runtime.costs.record import Memory
     from edge.typed_json import typed
 

@@ -27,7 +27,7 @@ Inputs = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Event:
-    """One run of a node, as the profiler saw it."""
+    """One run of a node, as the profiler recorded it."""
 
     node: str
     op_type: str
@@ -101,7 +101,7 @@ def random_inputs(manifest: Manifest, session: Session, length: int) -> Inputs:
 
 
 def encoded(provider: Provider, manifest: Manifest, encoder: Session, inputs: Inputs, length: int) -> Cross:
-    """What an encoder makes of an input of `length` rows."""
+    """Run the encoder on an input of `length` rows, and return its output for the decoder."""
     assert manifest.cross is not None
     names = (value.name for value in encoder.inference.get_outputs())
     made = dict(zip(names, map(provider.adopt, encoder.run(inputs)), strict=True))
@@ -111,7 +111,7 @@ def encoded(provider: Provider, manifest: Manifest, encoder: Session, inputs: In
 
 
 def random_cache(provider: Provider, manifest: Manifest, capacity: int, cross: Cross | None) -> KVCache:
-    """A cache whose rows are all written: unwritten ones would all be the same page of zeros."""
+    """Make a cache whose rows are all written: unwritten ones would all be the same page of zeros."""
     cache = KVCache(provider, manifest.kv, capacity, cross)
     rng = np.random.default_rng(0)
     for pair in cache.buffers:
@@ -122,7 +122,7 @@ def random_cache(provider: Provider, manifest: Manifest, capacity: int, cross: C
 
 
 def decoder_step(manifest: Manifest, cache: KVCache, session: Session, size: int) -> Callable[[int], None]:
-    """A function that runs a step of `size` tokens at a context, with logits of the last token."""
+    """Return a function that runs a step of `size` tokens at a context, with logits of the last token."""
     vocab = manifest.dims.vocab_size
     tokens = np.random.default_rng(size).integers(0, vocab, size, np.int64)
     logits = cache.provider.allocate((1, 1, vocab), np.float32)

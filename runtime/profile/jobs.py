@@ -1,4 +1,4 @@
-"""What is measured in turns: first tokens, output tokens and steps of a `Subject`."""
+"""Jobs that are measured in turns: first tokens, output tokens and steps of a `Subject`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FirstTokenJob(_Timed):
 
 
 def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
-    """What all first tokens took."""
+    """Time and energy of all first tokens together."""
     tokens = sum(job.tokens * len(job.series.times) for job in jobs)
     wall_s, cpu_s = sum(job.wall_s for job in jobs), sum(job.cpu_s for job in jobs)
     return energy.usage("prefill", tokens, wall_s, cpu_s, [each for job in jobs for each in job.joules])

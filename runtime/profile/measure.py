@@ -51,7 +51,7 @@ class Series:
 
     @property
     def sure(self) -> bool:
-        """Whether the median is known closely enough."""
+        """True if the confidence interval of the median is narrow enough."""
         if len(self.times) < self.least:
             return False
         ordered = sorted(self.times)

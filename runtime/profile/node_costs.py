@@ -1,4 +1,4 @@
-"""What one run of a node takes: bytes moved and operations, by its shapes, its weights and the rows in the KV cache."""
+"""Costs of one run of a node: bytes moved and operations, by its shapes, its weights and the rows in the KV cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cost(
     rows: int = 0,
     window: int | None = None,
 ) -> Cost:
-    """What one run of a node takes.
+    """Compute the cost of one run of a node.
 
     A product or attention has two operations for each multiplication and addition; what works value by value is counted
     as one operation for each, whichever it is. Bytes count once what is read or written at least once.

@@ -1,4 +1,4 @@
-"""Where the time of a bundle's graphs goes: per node, with the bytes it moves and its operations.
+"""Times of the nodes of a bundle's graphs, with the bytes that each moves and its operations.
 
 onnxruntime's profiler costs several microseconds per node, as much as a small operator. So every run with the profiler
 follows one without, and what the profiler adds is subtracted: the times of a graph's nodes add up to the median of the
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """What `measure` found."""
+    """Result of `measure`."""
 
     ops: list[Op]
     placement: list[Placement]  # with the shares of time of each graph's smallest step
@@ -74,8 +74,8 @@ def measure(
     seconds: float = 10.0,
     progress: Progress = lambda what: None,
 ) -> Measured:
-    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens at `context` tokens, a step of its
-    int8 prefill graph, an encoder's and a frontend's run. Every graph is opened twice.
+    """Measure the time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens at `context` tokens, a
+    step of its int8 prefill graph, an encoder's and a frontend's run. Every graph is opened twice.
 
     Args:
         provider: what runs the graphs; default: the best that this machine has.
@@ -207,8 +207,8 @@ def _run(session: Session, inputs: graph_runs.Inputs, context: int) -> None:
 
 
 def layers(events: Sequence[Event]) -> list[str]:
-    """Which layer each node belongs to: its number, or the name of what stands before or after the layers. A node
-    without a name, which onnxruntime fused from others, belongs where the one before it does."""
+    """Return the layer of each node: its number, or the name of the part before or after the layers. A node without a
+    name, which onnxruntime fused from others, belongs where the one before it does."""
     found, last = [], OUTSIDE
     for event in events:
         if (match := LAYER.search(event.node)) is not None:
@@ -220,8 +220,8 @@ def layers(events: Sequence[Event]) -> list[str]:
 
 
 def without_profiler(measured_us: NDArray[np.float64], total_us: float) -> NDArray[np.float64]:
-    """The nodes' times [n] without what the profiler adds, so that they add up to `total_us`, the time of a run without
-    it.
+    """Subtract from the nodes' times [n] what the profiler adds, so that they add up to `total_us`, the time of a run
+    without it.
 
     It adds about the same to each node, so the same is subtracted from each, as far as the cheapest tenth of them
     allows; the rest in proportion, because the profiler also evicts data from the caches. Times that add up to less

@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured: the lines of a roofline.
+"""Peak rates of this machine, measured: the lines of a roofline.
 
 Arithmetic is that of onnxruntime's own kernels, for a chunk of 512 tokens and a matrix of 2048 x 2048 weights that
 stays in the caches, which may be less than what the processor could.
@@ -35,7 +35,7 @@ TYPES: dict[Any, int] = {np.dtype(np.float32): FLOAT, np.dtype(np.uint8): UINT8,
 
 
 def measure(provider: Provider | None = None, *, seconds: float = 3.0, width: int = WIDTH) -> Peaks:
-    """The rates at which this machine reads memory and multiplies matrices, with the provider's threads.
+    """Measure the rates at which this machine reads memory and multiplies matrices, with the provider's threads.
 
     Args:
         provider: what runs the products; default: the best that this machine has.

@@ -1,4 +1,4 @@
-"""Which execution provider runs what of a bundle's graphs: nodes, the weights that these read, and time."""
+"""Placement of a bundle's graphs on execution providers: nodes, the weights that these read, and time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def of_engine(engine: Engine) -> list[Placement]:
-    """Of the graphs that an engine has opened."""
+    """Placement of the graphs that an engine has opened."""
     return placement_of(engine.provider, {name: (each, engine.path(name)) for name, each in engine.sessions.items()})
 
 
 def placement_of(provider: Provider, graphs: Mapping[str, tuple[Session, Path]]) -> list[Placement]:
-    """Of sessions, each with its graph's file, by their names. The share of time is known where one provider runs a
-    whole graph."""
+    """Placement of sessions' graphs. graphs: each session with its graph's file, by name. The share of time is known
+    where one provider runs a whole graph."""
     return [row for name, (each, path) in graphs.items() for row in _rows(name, path, provider.placement(each))]
 
 
@@ -49,7 +49,7 @@ def _weights(read: Iterable[Mapping[str, int]]) -> int:
 
 
 def with_times(placement: Sequence[Placement], ops: Sequence[Op]) -> list[Placement]:
-    """The same with shares of the time that was measured in each graph's smallest step."""
+    """Return the placement with shares of the time that was measured in each graph's smallest step."""
     sizes: dict[str, int] = {}
     for op in ops:
         sizes[op.graph] = min(op.size, sizes.get(op.graph, op.size))

@@ -67,7 +67,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How a bundle is profiled.
+    """Options of a profile.
 
     Args:
         seconds: how long it may take in all; where a single round takes longer, it takes that.
@@ -361,7 +361,7 @@ def _capacity(manifest: Manifest, asked: int | None) -> int:
 
 
 def _demand(manifest: Manifest, prompt: int, tokens: int) -> Demand:
-    """What a process must hold that takes an input of `prompt` tokens and generates `tokens`."""
+    """The demand of a process that reads an input of `prompt` tokens and generates `tokens`."""
     if manifest.encoder is None:
         return Demand(context=prompt + tokens + 1, chunk=min(prompt, PREFILL_CHUNK))
     source = prompt if manifest.encoder.input == "text" else 0
@@ -369,7 +369,7 @@ def _demand(manifest: Manifest, prompt: int, tokens: int) -> Demand:
 
 
 def bundle_info(bundle: Bundle) -> BundleInfo:
-    """Which bundle was measured."""
+    """Describe the bundle that is measured."""
     manifest = bundle.manifest
     return BundleInfo(
         name=manifest.name,

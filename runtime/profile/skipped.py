@@ -1,4 +1,4 @@
-"""What a skip policy brings on this device and what it costs this bundle, next to the whole decoder.
+"""The gain of speed by a skip policy on this device, and its cost for this bundle, compared with the whole decoder.
 
 Both decode the same recorded prompt in turns, an answer of a few tokens at a time: of a policy whose layers fall in the
 course of an answer, all that it does in one is measured.
@@ -41,7 +41,7 @@ class _Answers:
         self.ms.clear()
 
     def answer(self) -> None:
-        """Time one more."""
+        """Measure one more answer: milliseconds per token, and the layers that ran."""
         engine, cache, token, spent, layers = self._engine, self._cache, self._first, 0.0, 0.0
         cache.truncate(cache.prompt)
         for _ in range(self.tokens):
@@ -67,7 +67,7 @@ def check(bundle: Bundle, skips: Sequence[str], options: ProfileOptions) -> None
 def measure(
     bundle: Bundle, skips: Sequence[str], options: ProfileOptions, progress: Callable[[int, int], None]
 ) -> list[Skipped]:
-    """The whole decoder's figures, and those of each policy, in about the seconds of the options.
+    """Measure the whole decoder's figures, and those of each policy, in about the seconds of the options.
 
     Raises:
         BundleError: the bundle's recorded answers cannot be read.

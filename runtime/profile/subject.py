@@ -1,4 +1,4 @@
-"""What is measured: a bundle's engine with one KV cache, which can be set to any context at once.
+"""The subject of measurements: a bundle's engine with one KV cache, which can be set to any context at once.
 
 A context is reached by moving the cache's length over rows that earlier steps wrote (or copies of them) instead of
 running that many tokens: a step costs the same at either.
@@ -47,7 +47,7 @@ class Subject:
         self._written = 0  # rows that hold something
 
     def audio_s(self, tokens: int) -> float | None:
-        """Seconds of audio that are as many rows of an encoder."""
+        """Seconds of audio for which the encoder has `tokens` rows; None for a model of text."""
         speech = self._manifest.speech
         return None if speech is None else tokens / speech.frames_per_second
 
@@ -66,7 +66,7 @@ class Subject:
         return FirstToken((end - start) * 1e3, None if cross is None else (encoded - start) * 1e3)
 
     def decode(self, context: int, count: int) -> list[float]:
-        """Milliseconds of each of `count` tokens, one after another from `context` on, greedily sampled.
+        """Measure the milliseconds of each of `count` tokens, one after another from `context` on, greedily sampled.
 
         One more token runs before them, so that caches and threads are as in the middle of an answer.
         """
@@ -82,7 +82,7 @@ class Subject:
         return times
 
     def step(self, size: int, context: int) -> float:
-        """Milliseconds of one step of `size` tokens, with logits of every one, at `context` tokens."""
+        """Measure the milliseconds of one step of `size` tokens, with logits of every one, at `context` tokens."""
         self._at(context, size)
         tokens, rows = self._tokens(size), np.arange(size)
         start = time.perf_counter()
@@ -154,7 +154,7 @@ class Subject:
         return self._rng.integers(0, self._manifest.dims.vocab_size, count, np.int64)
 
     def _decoder_start(self) -> NDArray[np.int64]:
-        """As many tokens as the decoder of an encoder-decoder begins with."""
+        """Random tokens, as many as the decoder of an encoder-decoder begins with."""
         text, speech = self._manifest.text, self._manifest.speech
         if speech is not None:  # start, language, task, no timestamps
             return self._tokens(2 + bool(speech.languages) + bool(speech.tasks))
@@ -172,7 +172,7 @@ def source_tokens(manifest: Manifest) -> int | None:
 
 
 def input_kind(manifest: Manifest) -> str:
-    """What goes into a bundle's model: "prompt" tokens, an encoder's "source" tokens, or "audio"."""
+    """Kind of a bundle's input: "prompt" tokens, an encoder's "source" tokens, or "audio"."""
     if manifest.encoder is None:
         return "prompt"
     return "audio" if manifest.encoder.input == "audio" else "source"

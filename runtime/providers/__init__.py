@@ -22,7 +22,7 @@ def open_provider(
     manifest: Manifest | None = None,
     strict: bool | None = None,
 ) -> Provider:
-    """The provider of this name, or the one that is given, for the bundle of this manifest.
+    """Open the provider of this name, or use the one that is given, for the bundle of this manifest.
 
     Args:
         provider: by its name; of several devices of one, `name:N` is the one with this number, counted from 0.
@@ -41,7 +41,7 @@ def open_provider(
 
 
 def find_support(provider: str) -> Support:
-    """What this machine has of the provider of this name; InputError where it is unknown."""
+    """Return the support of this machine for the provider of this name; InputError where it is unknown."""
     return _module(provider_name(provider)).find()
 
 

@@ -1,8 +1,8 @@
-"""What every execution provider offers: everything outside this folder is the same for a CPU, an NPU and a GPU.
+"""The protocol of execution providers: everything outside this folder is the same for a CPU, an NPU and a GPU.
 
 A provider is a module of this folder with a `NAME`, a one-line `HELP`, `TRAITS` that say how onnxruntime calls it, and
-two functions: `find` looks what this machine has for it, and `make` gives a `Provider`. Sessions are onnxruntime's on
-every device; how they are made and where memory is differ.
+two functions: `find` returns this machine's support for it, and `make` gives a `Provider`. Sessions are onnxruntime's
+on every device; how they are made and where memory is differ.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Support:
-    """What this machine has of a provider. package: what brings it, with its version. devices: the preferred one first.
-    missing: why it runs no graphs here, and what to do, as a sentence; None where it does."""
+    """Support of this machine for a provider. package: that the provider comes from, with its version. devices: the
+    preferred one first. missing: why it runs no graphs here, and what to do, as a sentence; None where it does."""
 
     package: str | None
     devices: list[Device]
@@ -68,7 +68,7 @@ class Support:
         return None if self.missing else next((each for each in self.devices if each.use != COMPILES), None)
 
     def is_strict(self, asked: bool | None) -> bool:
-        """Whether a graph must run on the provider as a whole: as asked, or where its device is an NPU."""
+        """True if a graph must run on the provider as a whole: as asked, or by default where its device is an NPU."""
         return (self.device is not None and self.device.kind == NPU) if asked is None else asked
 
 
@@ -120,9 +120,9 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 
 class Session:
-    """A graph that a provider has opened. inputs, outputs: their names. optional: those of inputs that nobody need
-    give. types: those of inputs that are floats. files: that its runs read: where one was changed, a run ends with the
-    error that says so."""
+    """A graph that a provider has opened. inputs, outputs: their names. optional: inputs that may be omitted. types:
+    those of inputs that are floats. files: that its runs read: where one was changed, a run ends with the error that
+    says so."""
 
     def __init__(self, inference: ort.InferenceSession, files: Iterable[MappedFile] = ()) -> None:
         self.inference = inference
@@ -153,7 +153,7 @@ class Session:
 
 
 class Provider(Protocol):
-    """One execution provider at work for one engine. threads: of the host's pool, which all sessions share. simulated:
+    """An opened execution provider of one engine. threads: of the host's pool, which all sessions share. simulated:
     whether its device is not here, and simulated."""
 
     name: str
@@ -161,7 +161,7 @@ class Provider(Protocol):
     simulated: bool
 
     def devices(self) -> list[Device]:
-        """What this machine has for it."""
+        """The devices of this provider on this machine."""
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None, units: Units | None = None) -> Session:
         """A session over the graph with this role. profile: prefix of the file that onnxruntime's profiler writes.
@@ -169,8 +169,8 @@ class Provider(Protocol):
         no such graph, or it cannot be opened on this provider."""
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
-        """As `open`, over a model: a file, or the bytes of one. name: for errors. folder: of its external weights.
-        weights: maximum bytes of them."""
+        """Open a session like `open`, over a model: a file, or the bytes of one. name: for errors. folder: of its
+        external weights. weights: maximum bytes of them."""
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
         """Zeroed memory, or MemoryError; large blocks are taken from the system as they are written."""
@@ -184,8 +184,8 @@ class Provider(Protocol):
     def open_steps(
         self, model: Path, name: str, folder: Path, *, weights: int = 0, limit: int | None = None
     ) -> Session:
-        """As `open_model`, over a graph of steps, which run many times over the same memory. limit: maximum bytes that
-        a device with memory of its own may take for them."""
+        """Open a session like `open_model`, over a graph of steps, which run many times over the same memory. limit:
+        maximum bytes that a device with memory of its own may take for them."""
 
     def copy_rows(self, buffer: Buffer, rows: NDArray[np.intp], start: int) -> None:
         """Copy `rows` [N] of keys or values [1, heads, rows, head_dim] to the rows from `start` on."""
@@ -194,7 +194,7 @@ class Provider(Protocol):
         """Copy the first rows of keys or values [1, heads, rows, head_dim] to memory of the same shape."""
 
     def read(self, buffer: Buffer) -> NDArray[Any]:
-        """What is in a buffer now."""
+        """Return the present content of a buffer."""
 
     def largest(self, logits: Buffer, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The largest logits of each of R rows of [..., V], and their tokens: [R, count] each, in order; of equals the
@@ -205,14 +205,14 @@ class Provider(Protocol):
 
 
 class ProviderModule(Protocol):
-    """What each module of a provider has."""
+    """The protocol of a provider's module."""
 
     NAME: str
     HELP: str
     TRAITS: dict[str, str]  # "onnxruntime": its name of the execution provider; "kernels": what may compute instead
 
     def find(self) -> Support:
-        """What this machine has for it."""
+        """Return the support of this machine for the provider."""
 
     def make(self, threads: int | None, manifest: Manifest | None, strict: bool | None, **device: int) -> Provider:
         """The provider, for the graphs of a manifest or for any. strict: see `open_provider`. device: its number, where
@@ -250,7 +250,7 @@ def open_session(
 
 
 def find_weights(options: ort.SessionOptions, folder: Path) -> None:
-    """Let a session look for its weights in a folder; where that has links, in what they lead to."""
+    """Set the folder in which a session looks for its weights; where that has links, the folder that they lead to."""
     weights = folder / WEIGHTS
     real = Path(os.path.realpath(weights)).parent if weights.is_symlink() else folder
     if real == folder or real.is_relative_to(os.path.realpath(folder)):
@@ -261,7 +261,7 @@ def find_weights(options: ort.SessionOptions, folder: Path) -> None:
 
 
 def _folder_of(model: Path | bytes, options: ort.SessionOptions) -> Path | None:
-    """Where a model looks for its weights, as far as that is known."""
+    """Return the folder in which a model looks for its weights, if it is known."""
     if (folder := _entry(options, LINKED) or _entry(options, FOLDER)) is not None:
         return Path(folder)
     return None if isinstance(model, bytes) else model.parent

@@ -1,4 +1,4 @@
-"""Providers that some builds of onnxruntime have in them. Which device one takes, it decides by itself."""
+"""Providers that some builds of onnxruntime contain. onnxruntime chooses their device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Builtin:
     builds: str
 
     def find(self) -> Support:
-        """Whether the installed onnxruntime has it."""
+        """Return the support of this machine: the installed onnxruntime has the provider, or not."""
         package = f"onnxruntime {ort.__version__}"
         if self.execution_provider in ort.get_available_providers():
             return Support(package, [Device(self.name, self.kind, self.device)])

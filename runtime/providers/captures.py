@@ -1,4 +1,4 @@
-"""Which recorded step of a session is replayed: CUDA graphs, by the numbers that onnxruntime knows them by."""
+"""Recorded steps of a session: CUDA graphs, which onnxruntime records and replays by numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REMEMBERED = 256  # of memory that was seen
 
 
 class Captures:
-    """The recorded steps of one session. A step is known by all that it reads and writes: shapes and addresses.
+    """The recorded steps of one session. A step is identified by all that it reads and writes: shapes and addresses.
 
     release: lets the session forget the step of a number.
     """
@@ -30,7 +30,7 @@ class Captures:
         return len(self._numbers)
 
     def number(self, step: Hashable) -> int:
-        """The number for a run of this step, which is recorded or replayed under it; `NONE` while it is new."""
+        """Return the number under which a run of this step is recorded or replayed; `NONE` while the step is new."""
         if step in self._numbers:
             self._numbers.move_to_end(step)
             return self._numbers[step]
@@ -48,7 +48,7 @@ class Captures:
         return number
 
     def drop(self, steps: set[Hashable]) -> None:
-        """Let go of steps whose memory goes."""
+        """Forget steps whose memory is about to be freed."""
         for step in steps:
             self._seen.pop(step, None)
             if step in self._numbers:

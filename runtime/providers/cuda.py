@@ -44,7 +44,7 @@ ONNX_TYPES = {np.dtype(np.float32): 1, np.dtype(np.float16): 10, BFLOAT16: 16}  
 
 
 def find() -> Support:
-    """What this machine has for it."""
+    """Return the support of this machine for NVIDIA's GPUs."""
     package = _package()
     missing = _mixed() or _unusable()
     if missing is not None:
@@ -362,7 +362,8 @@ class CudaBinding(Binding):
             buffer.memory.fetch()
 
     def _known_by(self) -> Hashable:
-        """What a step is known by: where it reads and writes, and what operators read on the host."""
+        """Return the identity of a step: the addresses that it reads and writes, and the numbers that operators read on
+        the host."""
         bound = [*self._inputs.items(), *self._outputs.items()]
         hosts = ((name, int(array)) for name, array in self._hosts.items())
         step = (*((name, buffer.pointer, buffer.shape) for name, buffer in bound), *hosts)
@@ -381,7 +382,7 @@ class CudaBinding(Binding):
 
 
 def onnx_type(dtype: np.dtype[Any]) -> Any:
-    """As onnxruntime's bindings take it: numpy's type, or ONNX's number of it."""
+    """Return a type as onnxruntime's bindings expect it: numpy's type, or ONNX's number for bfloat16."""
     return ONNX_TYPES[dtype] if dtype == BFLOAT16 else dtype.type
 
 

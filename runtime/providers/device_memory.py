@@ -15,8 +15,8 @@ SMALL = 4096  # bytes up to which it is looked first whether anything changed: c
 
 
 class DeviceMemory:
-    """One allocation. Once the host has asked for its array, what is in that goes to the device before each run that
-    reads it, and comes back after each run that writes it."""
+    """One allocation on a device. Once the host has asked for its array, the array's content is sent to the device
+    before each run that reads it, and fetched after each run that writes it."""
 
     def __init__(self, value: ort.OrtValue, dtype: np.dtype[Any]) -> None:
         self.value, self.dtype = value, dtype
@@ -24,18 +24,18 @@ class DeviceMemory:
         self._sent: bytes | None = None
 
     def array(self) -> NDArray[Any]:
-        """The host's array, which has what is on the device when it is first asked for."""
+        """The host's array. When it is first asked for, it has the device's content."""
         if self.host is None:
             self.host = self.read()
         return self.host
 
     def read(self) -> NDArray[Any]:
-        """What is on the device now."""
+        """Copy the device's present content to a new array."""
         content: NDArray[Any] = self.value.numpy().view(self.dtype)
         return content
 
     def send(self) -> None:
-        """Bring the host's array to the device, if it has changed."""
+        """Copy the host's array to the device, if it has changed."""
         if self.host is None:
             return
         if self.host.nbytes <= SMALL:
@@ -46,7 +46,7 @@ class DeviceMemory:
         self.value.update_inplace(_plain(self.host))
 
     def fetch(self) -> None:
-        """Bring what is on the device to the host's array."""
+        """Copy the device's content to the host's array."""
         if self.host is not None:
             self.host[...] = self.read()
             self._sent = None

@@ -35,8 +35,8 @@ TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 
 @contextmanager
 def huge_pages(size: int) -> Iterator[None]:
-    """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
-    process asked for it. Only addresses are reserved, no memory. Linux with glibc only."""
+    """Make the first `size` bytes that this thread takes within this context from the C library come in pages of 2 MiB,
+    where the process asked for it. Only addresses are reserved, no memory. Linux with glibc only."""
     if os.environ.get(ASKED) != "1" or size < LEAST or not _can():
         yield
         return
@@ -68,7 +68,7 @@ def _make_ready(size: int) -> list[int]:
 
 
 def _joined(blocks: list[int]) -> list[tuple[int, int]]:
-    """Where blocks begin and end, adjacent ones as one."""
+    """Starts and ends of blocks of memory; adjacent blocks are joined."""
     found: list[tuple[int, int]] = []
     for block in sorted(blocks):
         if found and block - found[-1][1] < mmap.PAGESIZE:
@@ -80,7 +80,7 @@ def _joined(blocks: list[int]) -> list[tuple[int, int]]:
 
 @cache
 def _can() -> bool:
-    """Whether there is a glibc that nobody has set otherwise."""
+    """True on Linux with glibc, if no environment variable sets glibc's allocator."""
     own = any(name.startswith(OWN_SETTINGS) for name in os.environ) or OF_MALLOC in os.environ.get(TUNABLES, "")
     if sys.platform != "linux" or own:
         return False

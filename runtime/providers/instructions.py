@@ -1,4 +1,4 @@
-"""What this processor lacks for products of 8-bit integers."""
+"""Instructions for products of 8-bit integers that this processor lacks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WANTED = {"x86_64": ("VNNI", ("avx512_vnni", "avx_vnni")), "aarch64": ("dot prod
 
 @cache
 def lacking() -> str | None:
-    """What this processor lacks, as a sentence; None where it lacks nothing, or where the system does not tell (outside
-    Linux)."""
+    """Return a sentence about the instructions that this processor lacks; None where it lacks none, or where the system
+    does not tell (outside Linux)."""
     name, flags = WANTED.get(MACHINE, ("", ()))
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")

@@ -63,7 +63,7 @@ class Plugin:
     simulator_options: Mapping[str, str] = field(default_factory=dict)
 
     def find(self) -> Support:
-        """What this machine has for it, devices for compiling only included."""
+        """Return the support of this machine for the provider, devices for compiling only included."""
         try:
             self._register()
             if self.virtual:
@@ -95,8 +95,9 @@ class Plugin:
         return Accelerator(self.name, self.execution_provider, device, append, **kept)
 
     def compile(self, models: Mapping[Path, Path], options: Mapping[str, str]) -> None:
-        """Compile models ahead of time for the device that `options` describe, each to the file that it stands for.
-        These name a binary next to the first, in which all share their weights. Every node must be the provider's.
+        """Compile `models` ahead of time for the device that `options` describe: each key, a model, is written to its
+        value, a file. These files name a binary next to the first, in which all share their weights. The provider must
+        run every node.
 
         Raises:
             BundleError: a model cannot be compiled whole.
@@ -150,7 +151,7 @@ class Plugin:
         return sorted(usable, key=lambda pair: (pair[0].use == COMPILES, self.kinds.index(pair[0].kind)))
 
     def _device(self, handle: Any) -> Device | None:
-        """What onnxruntime says of a device; None where the provider is not used with its kind."""
+        """Return a device from onnxruntime's description; None where the provider is not used with its kind."""
         kind = handle.device.type.name.lower()
         if kind == CPU and self.simulates is not None:
             return None if ARM else Device(self.name, NPU, self.simulates, SIMULATES)

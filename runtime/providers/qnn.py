@@ -27,7 +27,7 @@ def _options(module: ModuleType) -> dict[str, str]:
 
 
 def _chip() -> str | None:
-    """What Android, or Linux on a Qualcomm chip, calls it: sm8650."""
+    """Return the name of the chip as Android, or Linux on a Qualcomm chip, has it: sm8650."""
     name = ""
     with contextlib.suppress(OSError):  # TimeoutError is one
         if getprop := find_program("getprop"):  # Android's

@@ -32,12 +32,12 @@ def make_policy(asked: str, bundle: Bundle) -> SkipPolicy | None:
 
 
 def of_halves(asked: str) -> bool:
-    """Whether the policy that is asked for leaves out halves of layers."""
+    """True if the policy that is asked for leaves out halves of layers."""
     name = asked.partition(":")[0]
     return name in POLICIES and bool(POLICIES[name].traits.get("halves"))
 
 
 def check_name(asked: str) -> None:
-    """InputError where no policy has this name; its setting is read together with the bundle."""
+    """Raise InputError where no policy has this name. Its setting is read together with the bundle."""
     if asked != OFF and asked.partition(":")[0] not in POLICIES:
         raise InputError(f"There is no skip policy {asked!r}; choose one of {OFF}, {POLICIES}.")

@@ -1,4 +1,4 @@
-"""What a skip policy is."""
+"""The protocol of skip policies."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class SkipPolicy:
         raise NotImplementedError
 
     def max_exact_step(self, cache: SegmentedCache) -> int:
-        """How many tokens from the next one on run through the same units, at least."""
+        """Minimum number of tokens, from the next one on, that run through the same units."""
         return MANY
 
     def limits(self, cache: SegmentedCache) -> NDArray[np.float32] | None:
-        """By what the next tokens leave out units of their route, [U]: see `edge.runtime.kernels.units`. None:
-        by nothing. Only asked of policies that are `limited`."""
+        """Limits [U] by which the next tokens leave out units of their route: see `edge.runtime.kernels.units`. None:
+        no limits. Only called for policies that are `limited`."""
         return None
 
     def pace(self, cache: SegmentedCache) -> int:
-        """Answers that begin together and have the same pace run through the same units, token by token. Only asked of
-        policies that do not watch the prompt."""
+        """Return the pace of an answer. Answers that begin together and have the same pace run through the same units,
+        token by token. Only called for policies that do not watch the prompt."""
         return 0
 
     def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
-        """The residual stream [S, H] that a unit read, of a prompt's tokens from the one at `start` on; told of those
-        that are `watched` in their order."""
+        """Receive the residual stream [S, H] that a unit read, for a prompt's tokens from the one at `start` on. Called
+        for the units that are `watched`, in their order."""
 
 
 class FixedRoute(SkipPolicy):
@@ -71,8 +71,7 @@ class FixedRoute(SkipPolicy):
 
 
 class AllLayers(FixedRoute):
-    """No policy of its own: everything runs unless a step says otherwise (`SegmentedGraph.through`), as a drafter
-    does."""
+    """Runs all units, unless a step says otherwise (`SegmentedGraph.through`), as a drafter does."""
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(all_units(bundle))

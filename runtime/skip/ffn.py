@@ -57,8 +57,9 @@ class FeedForward(PromptPolicy):
 
 
 class ByToken(FeedForward):
-    """Leaves out, for each token of an answer, the candidates behind the first one that turned its stream so little
-    that of the prompt's tokens `count` candidates in the mean would have been left out."""
+    """Leaves out, for each token of an answer, the candidates after the first one that turned its stream by no more
+    than a limit. The limit is the one by which the prompt's tokens would have left out `count` candidates on
+    average."""
 
     limited = True
 
@@ -83,8 +84,8 @@ class ByToken(FeedForward):
 
 
 def limit(cosines: NDArray[np.float32], count: int) -> np.float32:
-    """The largest cosine by which tokens leave out `count` candidates in the mean, or as many as they can: those behind
-    the first one with this cosine. cosines: of each candidate and token [C, S]."""
+    """The largest cosine by which tokens leave out `count` candidates on average, or as many as they can: those after
+    the first one with this cosine or a higher one. cosines: of each candidate and token [C, S]."""
     highest = np.maximum.accumulate(cosines, axis=0)  # of a candidate and those before it
     # With a limit of the n-th highest of these, n pairs of a candidate and a token are at it or above it; each but the
     # last candidate's leaves out one more.
@@ -95,14 +96,14 @@ def limit(cosines: NDArray[np.float32], count: int) -> np.float32:
 
 
 def candidates(blocks: int, count: int, choice: float = CHOICE) -> range:
-    """Those in the middle of `blocks`, among which `count` are chosen to be left out."""
+    """The candidates: blocks in the middle of `blocks`, `count` of which are to be left out."""
     many = min(round(choice * count), blocks)
     first = (blocks - many) // 2
     return range(first, first + many)
 
 
 def most_redundant(cosines: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
-    """Which of the candidates [C] are left out: the `count` that turn the stream least, the first of equals."""
+    """Choose the candidates [C] to leave out: the `count` that turn the stream least, the first of equals."""
     out = np.zeros(len(cosines), bool)
     out[np.argsort(-cosines, kind="stable")[:count]] = True
     return out

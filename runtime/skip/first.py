@@ -105,7 +105,7 @@ def read_routers(bundle: Bundle, units: int) -> NDArray[np.float32]:
 
 
 def read_header(raw: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """What stands before an array as numpy writes it: its shape, whether it is stored by columns, and its type."""
+    """Return the header of an array in numpy's format: its shape, whether it is stored by columns, and its type."""
     version = np.lib.format.read_magic(raw)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"it is of version {version}")

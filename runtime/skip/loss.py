@@ -1,11 +1,11 @@
-"""What a skip policy costs a bundle: measured on the answers that were recorded with it, once for each setting.
+"""The loss of quality by a skip policy, measured on the recorded answers of a bundle, once for each setting.
 
 A small model that was not tuned for it makes no sense with some of its layers left out, and nothing says so. Before a
 bundle first answers under a setting, its recorded answers therefore run through the policy and through the whole
 decoder, each token after the recorded ones before it, and a setting that ruins the bundle is refused. A tuned bundle's
 answers were recorded after it was tuned; so the same measure holds for it.
 
-What was measured is kept in the cache folder, by the content of the bundle and the setting.
+The result is stored in the cache folder, by the content of the bundle and the setting.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _say = logging.getLogger(__name__).warning
 
 @dataclass(frozen=True)
 class SkipLoss:
-    """What is lost over `tokens` of the bundle's own answers: `same` of them stay the likeliest; `divergence` is the
-    mean Kullback-Leibler divergence from the whole decoder, in nats a token."""
+    """The loss on `tokens` tokens of the bundle's recorded answers: `same` of them stay the likeliest; `divergence` is
+    the mean Kullback-Leibler divergence from the whole decoder, in nats per token."""
 
     tokens: int
     same: int
@@ -59,7 +59,7 @@ class SkipLoss:
 
     @property
     def times(self) -> float:
-        """How many times as large the perplexity is of what the whole decoder would say."""
+        """Factor by which the perplexity of the whole decoder's answers grows."""
         return float(np.exp(self.divergence))
 
     @property
@@ -87,7 +87,7 @@ def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engi
 
 
 def loss_of(engine: Engine, skip: str) -> SkipLoss:
-    """What the engine's bundle loses under its policy, called `skip`: as it was kept, or measured and kept now.
+    """Return the loss of the engine's bundle under its policy, called `skip`: the stored one, or measure and store it.
 
     Raises:
         BundleError: the recorded answers cannot be read.
@@ -97,7 +97,7 @@ def loss_of(engine: Engine, skip: str) -> SkipLoss:
 
 
 def measured(engine: Engine, skip: str) -> SkipLoss:
-    """What the engine's bundle loses under its policy, measured and kept now.
+    """Measure the loss of the engine's bundle under its policy, and store it.
 
     Raises:
         BundleError: the recorded answers cannot be read.
@@ -120,7 +120,7 @@ def check(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
 
 
 def shown(times: float) -> str:
-    """How many times as large a perplexity is, as a person reads it."""
+    """Return a factor of perplexity as a person reads it."""
     if times >= MILLION:
         return f"over {MILLION:,}"
     return f"{times:.2f}" if times < 10 else f"{times:,.0f}"
@@ -130,7 +130,7 @@ def shown(times: float) -> str:
 
 
 def measure(engine: Engine) -> SkipLoss:
-    """What the bundle's own answers lose under the engine's policy.
+    """Measure the loss on the bundle's recorded answers under the engine's policy.
 
     Raises:
         BundleError: its recorded answers cannot be read.
@@ -178,8 +178,8 @@ def _both(engine: Engine, case: GoldenCase, least: int) -> Iterator[tuple[Rows, 
 
 
 def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
-    """A cache for a recorded prompt and an answer of so many tokens, as large as both: so all that a policy does in the
-    course of an answer is measured."""
+    """Make a cache for a recorded prompt and an answer of so many tokens, exactly as large as both: so all that a
+    policy does in the course of an answer is measured."""
     from edge.golden import noise
 
     cross, encoder = None, engine.encoder
@@ -193,7 +193,7 @@ def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
 
 
 def read(engine: Engine, cache: KVCache, prompt: list[int]) -> Rows:
-    """Run a prompt; the logits [1, V] of its last token."""
+    """Run a prompt and return the logits [1, V] of its last token."""
     chunk = engine.chunk if engine.plan is None else engine.plan.demand.chunk
     logits = prefill(engine, cache, np.array(prompt, np.int64), chunk=chunk, interrupted=never)
     assert logits is not None, "a prompt that nobody interrupts"
@@ -226,7 +226,7 @@ def _divergence(whole: NDArray[np.float32], left: NDArray[np.float32]) -> float:
 
 
 def kept(bundle: Bundle, skip: str) -> SkipLoss | None:
-    """What was measured before of a bundle with this content; None where nothing was, or it cannot be read."""
+    """Return the stored loss of a bundle with this content; None where there is none, or it cannot be read."""
     path, about = _about(bundle, skip)
     raw = read_own_json(path)
     if not isinstance(raw, dict) or not isinstance(loss := raw.pop("loss", None), dict) or raw != about:
@@ -242,7 +242,7 @@ def kept(bundle: Bundle, skip: str) -> SkipLoss | None:
 
 
 def keep(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
-    """Keep what was measured, where the cache folder can be written."""
+    """Store the loss, where the cache folder can be written."""
     path, about = _about(bundle, skip)
     with contextlib.suppress(OSError):
         replace_text(path, json.dumps({**about, "loss": asdict(loss)}))
@@ -250,7 +250,8 @@ def keep(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
 
 
 def _about(bundle: Bundle, skip: str) -> tuple[Path, dict[str, Any]]:
-    """Where the loss of a setting is kept, and what else stands there: what it is of."""
+    """Return the path where the loss of a setting is stored, and the fields of that file that identify the bundle and
+    the setting."""
     from edge import __version__
 
     # By the sums that the manifest has of all other files: hashlib, for its own, takes as long as all the rest.

@@ -15,7 +15,8 @@ from edge.runtime.skip.base import MANY, SkipPolicy
 
 
 class PromptPolicy(SkipPolicy):
-    """Keeps a score for every token and candidate, and leaves out what `choose` makes of their means over the prompt.
+    """Stores a score for every token and candidate, and leaves out the candidates that `choose` picks by their means
+    over the prompt.
 
     The prompt itself runs through everything. Scores of tokens stay as long as their rows do, so that a chat's next
     turn, which runs only what is new, decides by the whole conversation.
@@ -38,7 +39,7 @@ class PromptPolicy(SkipPolicy):
         return found
 
     def choose(self, means: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Which candidates [candidates] to leave out, by the mean score of each."""
+        """Choose the candidates [candidates] to leave out, by the mean score of each."""
         raise NotImplementedError
 
     def means(self, cache: SegmentedCache) -> NDArray[np.float32]:

@@ -25,8 +25,8 @@ LEVELS = 8  # most steps in which the layers fall
 
 
 class SkipDecode(SkipPolicy):
-    """`most` layers for the prompt, then ever fewer, down to `least` after `HORIZON` tokens of the answer, or at the
-    end of the cache where that comes first. First and last layer are counted."""
+    """Runs `most` layers for the prompt, then ever fewer, down to `least` after `HORIZON` tokens of the answer, or at
+    the end of the cache where that comes first. First and last layer are counted."""
 
     def __init__(self, bundle: Bundle, least: int, most: int) -> None:
         segments, layers = bundle.manifest.segments, bundle.manifest.dims.num_layers
@@ -44,7 +44,7 @@ class SkipDecode(SkipPolicy):
             self._routes.append(tuple(i for i in all_units(bundle) if i not in out))
 
     def dropped(self, prompt: int, position: int, capacity: int) -> int:
-        """How many levels the token at `position` leaves out, behind a prompt of `prompt` tokens."""
+        """Number of levels that the token at `position` leaves out, after a prompt of `prompt` tokens."""
         last = _last(prompt, capacity)
         done = min(max(0, position - prompt), last)
         return done * (self.levels + 1) // (last + 1)
@@ -64,7 +64,7 @@ class SkipDecode(SkipPolicy):
 
 
 def level_ends(falling: int) -> list[int]:
-    """How many of the units that fall away have done so at each level, from 0 on."""
+    """Number of units that are left out at each level, from level 0 on, if `falling` units are at the last level."""
     levels = min(LEVELS, falling)
     return [level * falling // max(1, levels) for level in range(levels + 1)]
 

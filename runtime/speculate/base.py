@@ -1,4 +1,4 @@
-"""What a drafter is: it guesses how the text goes on, and the model checks its guess in one step.
+"""The protocol of drafters. A drafter guesses how the text goes on, and the model checks its guess in one step.
 
 A drafter is one file in this folder with a name, a line of help, its traits (see `edge.registry`) and two functions:
 `nbytes(setting)`, the maximum memory that it takes, known before anything is allocated, and `make(setting)`.
@@ -52,12 +52,12 @@ def _always(share: float, size: int) -> bool:
 
 
 class Budget(NamedTuple):
-    """The maximum `tokens` of a draft, the chance of acceptance with its whole path below which a token cannot pay
-    (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain.
+    """Limits of one draft: its maximum `tokens`, the probability that a path is accepted below which its last token
+    cannot pay (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain.
 
-    A drafter that runs a model asks before each of its steps whether the answer can `afford` it, should nothing of what
-    is drafted be accepted: a step of so many tokens through that share of the model that verifies. If so it counts as
-    run.
+    A drafter that runs a model calls `afford(share, size)` before each of its steps, with the share of the verifying
+    model that the step runs and its tokens. It is True if the answer can lose that time, should no drafted token be
+    accepted; the step then counts as run.
     """
 
     tokens: int
@@ -69,9 +69,9 @@ class Budget(NamedTuple):
 class Drafter(Protocol):
     """Guesses how a text goes on, for one model, text after text.
 
-    priors: for each grade, the chance that such a token is right where the one before it was. cost: an estimate of what
-    drafting a token takes, in the model's steps of one token; of one that runs a model, what it asks `Budget.afford`
-    for.
+    priors: for each grade, the probability that such a token is right where the one before it was. cost: an estimate of
+    the time to draft a token, in the model's steps of one token; for a drafter that runs a model, the share that it
+    passes to `Budget.afford`.
     """
 
     name: str
@@ -80,30 +80,30 @@ class Drafter(Protocol):
     reads_logits: bool = False  # whether `verified` is to be called
 
     def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
-        """A text begins with `tokens`: the prompt with the earlier turns of a chat. source: other tokens that it may
+        """Begin a text with `tokens`: the prompt with the earlier turns of a chat. source: other tokens that it may
         repeat: what an encoder read, or what was said before the prompt."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The text goes on with `tokens`, drafted or not."""
+        """Append `tokens` to the text, drafted or not."""
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
-        """The draft of what follows `context`, all of the text that `begin` and `accept` were told of. May be asked
-        twice."""
+        """Return a draft of what follows `context`, which is all of the text that `begin` and `accept` were given. May
+        be called twice for the same text."""
 
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """The model ran `tokens` [S], rejected ones too, and made these logits [S, V] of what follows each; the next
-        step overwrites them."""
+        """Learn from a step: the model ran `tokens` [S], rejected ones included, and made the logits [S, V] of what
+        follows each. The next step overwrites them."""
         return
 
     def share(self, cache: KVCache | None) -> None:
-        """The next text's cache, for a drafter that runs the model that verifies; None once that text has ended. It
-        holds all of the text but the last token before and after each draft."""
+        """Receive the next text's cache, for a drafter that runs the verifying model; None once that text has ended.
+        Before and after each draft it has all of the text but the last token."""
         return
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a drafter is made for.
+    """The inputs for making a drafter.
 
     bundle: of the model that verifies. context: maximum tokens of a text and its source. argument: what follows ``=``
     in its name, as in ``model=PATH``. limit: maximum bytes, where a plan set it. engine: that verifies; None where only
@@ -128,13 +128,13 @@ class Setting:
 
 
 class DrafterModule(Protocol):
-    """What each module of a drafter has."""
+    """The protocol of a drafter's module."""
 
     def nbytes(self, setting: Setting) -> int:
-        """The maximum bytes that the drafter takes."""
+        """Return the maximum bytes that the drafter takes."""
 
     def make(self, setting: Setting) -> Drafter:
-        """The drafter."""
+        """Return the drafter."""
 
 
 def widest_draft(vocab: int) -> int:
@@ -169,14 +169,14 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
 
 
 def runs_units(name: str) -> bool:
-    """Whether a drafter runs parts of the decoder; of one that does not exist, no."""
+    """True if a drafter runs parts of the decoder; False for an unknown one."""
     entry = DRAFTERS.get(name.partition("=")[0])
     return entry is not None and bool(entry.traits.get("segments"))
 
 
 def chosen(name: str, bundle: Bundle) -> str:
-    """What drafts for a bundle where `name` is asked for: ``auto`` is ``off`` for an encoder-decoder; InputError where
-    there is no such drafter, or it does not serve the bundle."""
+    """Return the drafter for a bundle where `name` is asked for: ``auto`` is ``off`` for an encoder-decoder; InputError
+    where there is no such drafter, or it does not serve the bundle."""
     manifest = bundle.manifest
     if name == AUTO and manifest.encoder is not None:
         return OFF
@@ -194,8 +194,8 @@ def chosen(name: str, bundle: Bundle) -> str:
 
 
 def check_argument(name: str, bundle: Bundle) -> str:
-    """`chosen`, after a check of what follows ``=`` in the name, before anything is loaded; InputError or BundleError
-    where the drafter cannot be made of it."""
+    """Return the drafter like `chosen`, after a check of what follows ``=`` in the name, before anything is loaded;
+    InputError or BundleError where the drafter cannot be made of it."""
     name = chosen(name, bundle)
     if "=" in name:
         module, argument = find(name)
@@ -204,7 +204,7 @@ def check_argument(name: str, bundle: Bundle) -> str:
 
 
 def branches(name: str, bundle: Bundle) -> bool:
-    """Whether a drafter or ``auto`` drafts trees, and the bundle has a graph for them."""
+    """True if a drafter or ``auto`` drafts trees, and the bundle has a graph for them."""
     if name == OFF or all(graph.role != "tree" for graph in bundle.manifest.graphs):
         return False
     return bool(_parts(CHOSEN if name == AUTO else name)[0].traits.get("trees"))

@@ -179,7 +179,7 @@ class Blend(Drafter):
         return Draft(tokens, grades)
 
     def _after_one(self, last: int, token: int) -> int:
-        """How often the token `last` went on like this."""
+        """Class of how often `token` followed the token `last`: see `agreement`."""
         mask = 2 * self._size - 1
         count = self._pairs[((last * SPREAD ^ token) * SPREAD >> 12) & mask]
         return agreement(self._ones[(last * SPREAD >> 12) & mask], count)
@@ -199,8 +199,8 @@ def agreement(seen: int, same: int) -> int:
 
 
 def _against(said: tuple[int, int] | None, token: int) -> int:
-    """What the table says of a copied token: nothing, the same at a low, middle or high level, or another one at a low
-    or a higher level."""
+    """Class of what the table says about a copied token: 0 for nothing; 1, 2, 3 for the same token at a low, middle or
+    high level; 4, 5 for another token at a low or a higher level."""
     if said is None:
         return 0
     if said[0] == token:

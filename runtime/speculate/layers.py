@@ -1,4 +1,5 @@
-"""Which layers draft, of a model that drafts for itself: a fixed set, one that is searched for, or up to an exit.
+"""The layers that draft, in a model that drafts for itself: a fixed set, a set that is searched for, or all up to an
+exit.
 
 A choice says before each draft which units of an engine over segments it leaves out, and learns from its own drafts.
 """
@@ -34,14 +35,14 @@ BELIEVED = 8.0  # drafted tokens that what is believed of an exit at first count
 
 
 class Choice:
-    """Says which units a draft leaves out: always all `units`."""
+    """Chooses the units that a draft leaves out: always all `units`."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = units
 
     @property
     def tries(self) -> bool:
-        """Whether there is a set to be tried (`trial`)."""
+        """True if there is a set to be tried (`trial`)."""
         return False
 
     def left_out(self, tokens: int) -> Sequence[Unit]:
@@ -53,10 +54,10 @@ class Choice:
         return self.units
 
     def tried(self, units: Sequence[Unit], right: float) -> None:
-        """The set of a trial had this share of tokens right."""
+        """Record a trial: with the set `units`, this share of the tokens was right."""
 
     def drafted(self, units: Sequence[Unit], right: bool) -> None:
-        """A drafted token was right where the one before it was, or was not."""
+        """Record whether a drafted token was right where the one before it was."""
 
 
 def choice(bundle: Bundle, setting: str | None) -> Choice:
@@ -163,7 +164,7 @@ class Exits(Choice):
         return self.units[self._best(tokens) :]
 
     def _best(self, tokens: int) -> int:
-        """How many units run."""
+        """Return the exit with the most expected tokens per layer, for drafts of up to `tokens` tokens."""
         best, best_rate = 0, 0.0
         for exit, share in enumerate(self._shares):
             chance = self._right[exit] / self._seen[exit]

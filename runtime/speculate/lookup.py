@@ -108,13 +108,14 @@ class Lookup(Drafter):
         return Draft(list(itertools.islice(self.copied(), budget.tokens)), grades)
 
     def match(self) -> int:
-        """How many tokens of the text's end stood there before, up to `LONGEST`."""
+        """Length of the longest end of the text that occurred before, in tokens, up to `LONGEST`."""
         if self._place < 0 or self._length < SETTLED:
             self._search()
         return self._length if self._place >= 0 else 0
 
     def copied(self) -> Iterator[int]:
-        """What followed them: without an end, as a text that repeats itself is drafted beyond its own."""
+        """Yield the tokens that followed the match. There is no end to them: a text that repeats itself is drafted
+        beyond its last token."""
         kept, mask, start, end = self._tokens, self._size - 1, self._place, self._end
         while True:
             for at in range(start, end):

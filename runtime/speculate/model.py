@@ -85,7 +85,7 @@ def _nbytes(bundle: Bundle, setting: Setting) -> int:
 
 
 def _kv(bundle: Bundle, setting: Setting) -> str:
-    """What the smaller model's KV cache is kept in, as if it answered alone."""
+    """Return the type of the smaller model's KV cache: the one that it has where it answers alone."""
     return kv_dtypes(bundle, provider=BEST if setting.engine is None else setting.engine.provider)[0]
 
 

@@ -1,4 +1,4 @@
-"""How much of a draft to verify: as much as brings the most tokens for the time, which is often nothing.
+"""The length of drafts to verify: the one that brings the most tokens for the time, which is often 0.
 
 A step of S tokens brings the accepted tokens of the draft and one more. Its cost comes from the cost curve
 (`StepCosts`), the chance that drafted tokens are accepted is learnt by the grade of their evidence (`Acceptance`). A
@@ -55,7 +55,8 @@ OVERHEAD, COUNTED = 0.01, 0.75
 
 
 class Acceptance:
-    """How often drafted tokens of each grade were right where the one before them was, over answers and in this one."""
+    """Acceptance rates of drafted tokens by grade, where the token before was right, in earlier answers and in this
+    one."""
 
     def __init__(self, priors: Sequence[float]) -> None:
         # Arrays, whose numbers are contiguous: a step has pushed all of this out of the caches.
@@ -64,14 +65,14 @@ class Acceptance:
         self.begin()
 
     def begin(self) -> None:
-        """An answer begins: what earlier ones taught is where it starts from."""
+        """Begin an answer, from the rates that earlier answers taught."""
         long_run = array("d", [right / seen for right, seen in zip(self._right, self._seen, strict=True)])
         self._right_here = array("d", [STRENGTH * chance for chance in long_run])
         self._seen_here = array("d", [STRENGTH for _ in long_run])
         self.chances = long_run  # by grade
 
     def observe(self, grade: int, right: bool) -> None:
-        """A token of this grade followed the text, or did not."""
+        """Record whether a token of this grade was right."""
         self._right[grade] = self._right[grade] * ACROSS + right
         self._seen[grade] = self._seen[grade] * ACROSS + 1
         rights = self._right_here[grade] = self._right_here[grade] * FADING + right
@@ -80,7 +81,7 @@ class Acceptance:
 
 
 class StepCosts:
-    """What steps cost, in plain steps: from the device's cost curve or a guess, and from the steps that are run.
+    """Costs of steps, in plain steps: from the device's cost curve or a guess, and from the steps that are run.
 
     What was measured during an answer counts from the next one on, so that the first answer of a process is always the
     same.
@@ -102,7 +103,7 @@ class StepCosts:
         self.plain = 0.0  # seconds of a plain step, followed; 0 before there was one
 
     def begin(self) -> None:
-        """An answer begins."""
+        """Begin an answer, with the costs that were measured before it."""
         self._curve = self._curve_of()
         self._counted = dict(self._off)
         self._counted_steepness = self._steepness
@@ -110,7 +111,7 @@ class StepCosts:
         self.at(0)
 
     def at(self, context: int) -> None:
-        """Steps are run at about this context."""
+        """Compute the costs of steps at about this context."""
         if abs(context - self._read_at) < self._refresh:
             return
         self._refresh = max(REFRESH, context // 8)
@@ -127,7 +128,7 @@ class StepCosts:
         self.ratios = [0.0, *ratios]  # by size
 
     def took(self, size: int, seconds: float) -> None:
-        """A step of `size` tokens took so long."""
+        """Record that a step of `size` tokens took so many seconds."""
         if size == 1:
             self.plain = _follow(self.plain or seconds, seconds)
         elif self.plain:
@@ -139,12 +140,12 @@ class StepCosts:
                 self._steepness = max(0.05, (steeper - 1) / (believed - 1))
 
     def _found(self, size: int, off: dict[int, float]) -> float:
-        """What a step of this size costs, by what it was found to differ from what is believed."""
+        """Cost of a step of this size: the believed one, corrected by what was measured."""
         believed = self._believed[size - 1]
         return max(1.0, believed + off.get(size, (believed - 1) * (self._counted_steepness - 1)))
 
     def _moved(self, size: int) -> float:
-        """How far one more step of this size moves what is known of it."""
+        """Share of the known cost by which one more step of this size may change it. Counts the step."""
         self._times[size] += 1
         return max(SETTLED, FOLLOWED / (1 + self._times[size] / SETTLING))
 
@@ -192,7 +193,7 @@ class Planner:
         self._ran = 0  # tokens of the draft that is being run
 
     def begin(self, drawn: bool = False, exact: bool = False) -> None:
-        """An answer begins, whose tokens are `drawn` at random or the likeliest ones, in `exact` steps or any."""
+        """Begin an answer, whose tokens are `drawn` at random or the likeliest ones, in `exact` steps or any."""
         self.acceptance = self._acceptances[drawn]
         self.acceptance.begin()
         self.costs = self._costs[exact]
@@ -207,7 +208,8 @@ class Planner:
         self._overhead = min(overhead, COUNTED * self._risk)
 
     def budget(self, maximum: int, context: int) -> Budget:
-        """What to ask the drafter for, where `maximum` tokens have room; no tokens where asking would not pay."""
+        """Return the budget of the next draft, where `maximum` tokens have room; no tokens where drafting would not
+        pay."""
         self.costs.at(context)
         self._ran, self._spent = 0, 0.0
         tokens = min(maximum, self._width - 1)
@@ -240,7 +242,8 @@ class Planner:
         return True
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Drafting `tokens` tokens took `seconds`. An empty draft costs nothing that asking less could save."""
+        """Record that drafting `tokens` tokens took `seconds`. An empty draft costs nothing that asking less could
+        save."""
         if self._spent:
             if self.costs.plain:
                 found = seconds / self.costs.plain / self._spent * self._scale
@@ -250,7 +253,7 @@ class Planner:
             self._draft_s = _follow(self._draft_s or each, each)
 
     def rounded(self, seconds: float, drafting: float) -> None:
-        """A round took so long beside its step, of which `drafting` is what the drafter took for its draft."""
+        """Record the seconds of a round outside its step, of which `drafting` are the drafter's."""
         if self.costs.plain:
             took = seconds if self._cost <= COSTLY else seconds - drafting  # which counts by itself
             self._host_s = _follow(self._host_s or OVERHEAD * self.costs.plain, took)
@@ -267,7 +270,7 @@ class Planner:
         return self._pruned(draft)
 
     def _affordable(self, length: int) -> int:
-        """As many tokens of a draft as an answer can lose without becoming too slow."""
+        """Maximum tokens of a draft, up to `length`, that an answer can lose without becoming too slow."""
         limit = 1 + self._left()
         while length and not self.costs.ratios[length + 1] <= limit:
             length -= 1
@@ -286,7 +289,8 @@ class Planner:
         return draft.part(order[: self._ran]) if self._ran else NOTHING
 
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:
-        """The text went on with `sampled`, after the drafter had proposed `draft`: all of it, what was cut as well."""
+        """Learn from a step: the text went on with `sampled`, after the drafter had proposed `draft`, the part that was
+        cut included."""
         self._said += len(sampled)
         self._ahead += len(sampled) - self.costs.ratios[self._ran + 1] - self._overhead
         if self._spent:
@@ -308,7 +312,8 @@ class Planner:
 
 
 def compared(draft: Draft, sampled: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
-    """The drafted nodes for each token that was sampled, and which of them was right; ends after the first without."""
+    """Yield the drafted nodes for each token that was sampled, and which of them was right; ends after the first token
+    that was not drafted."""
     at = -1
     for token in sampled:
         children: Sequence[int] = range(at + 1, min(at + 2, len(draft.tokens)))
@@ -336,7 +341,7 @@ def expected_gain(ratios: Sequence[float], width: int) -> float:
 
 
 def _best_length(chances: Sequence[float], ratios: Sequence[float], cost: float = 0.0) -> int:
-    """How many tokens of a chain bring the most tokens per time; 0 where a plain step does.
+    """Number of tokens of a chain that brings the most tokens per time; 0 where a plain step does.
 
     chances: of each token that it is accepted where the one before is. cost: of drafting each, in plain steps.
     """

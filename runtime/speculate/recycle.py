@@ -66,7 +66,7 @@ def make(setting: Setting) -> Recycle:
 
 
 def _candidates(setting: Setting) -> int:
-    """As many as memory has room for."""
+    """Maximum candidates for each token that memory has room for."""
     setting.check_limit("For this vocabulary the drafter recycle", _bytes(setting, 1))
     fitting = (n for n in range(CANDIDATES, 0, -1) if setting.limit is None or _bytes(setting, n) <= setting.limit)
     return next(fitting)
@@ -103,10 +103,10 @@ class Recycle(Drafter):
         self._sure[tokens] = 1 + LEVELS + sure
 
     def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
-        """The matrix serves every text."""
+        """Begin a text. The matrix serves every text."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """What follows a token is learnt from the logits."""
+        """Do nothing: what follows a token is learnt from the logits."""
 
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
         following, sure = self._next, self._sure

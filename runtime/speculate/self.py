@@ -60,15 +60,15 @@ def make(setting: Setting) -> SelfDraft:
 
 
 def policy(bundle: Bundle, setting: str | None) -> AllLayers:
-    """What runs where no draft leaves anything out; InputError where the bundle has no segments of whole layers, or the
-    setting is not understood."""
+    """Return the policy where no draft leaves anything out: all layers. InputError where the bundle has no segments of
+    whole layers, or the setting is not understood."""
     middle(bundle, parts=("layers", "attention"), what="self")
     choice(bundle, setting)
     return AllLayers(bundle)
 
 
 class SelfDraft(Drafter):
-    """Drafts with the layers that `chosen` leaves."""
+    """Drafts with the layers that the choice `chosen` does not leave out."""
 
     name = NAME
     priors = PRIORS
@@ -87,13 +87,13 @@ class SelfDraft(Drafter):
         self.cost = self._share(chosen.left_out(1))
 
     def _share(self, left_out: Sequence[Unit]) -> float:
-        """What a step without these units takes, in steps of the whole model."""
+        """Cost of a step without these units, in steps of the whole model, by the bytes of their weights."""
         weight, layers = self._routes.weight, self._engine.bundle.manifest.dims.num_layers
         left = sum(map(weight, self._routes.everything)) - sum(weight(u) for unit in left_out for u in unit)
         return (self._head + self._body * left / layers) / (self._head + self._body)
 
     def share(self, cache: KVCache | None) -> None:
-        """The next text's cache, which drafting uses as well; None where that text has ended."""
+        """Receive the next text's cache, which drafting uses as well; None where that text has ended."""
         assert cache is None or isinstance(cache, SegmentedCache)
         self._cache = cache
 

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Figures:
-    """What speculation did in one answer: steps after the prompt, drafted tokens that were run and that were accepted,
-    and the seconds of drafting and of steps with drafts."""
+    """Counts and times of speculation in one answer: steps after the prompt, drafted tokens that were run and that were
+    accepted, and the seconds of drafting and of steps with drafts."""
 
     drafter: str
     steps: int = 0
@@ -54,7 +54,7 @@ class Speculation:
 
     @property
     def drafts(self) -> partial[AnswerDrafts]:
-        """Makes the drafts of one answer."""
+        """Return a function that makes the drafts of one answer."""
         return partial(AnswerDrafts, self)
 
 
@@ -162,8 +162,8 @@ def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
 
 
 def make_speculation(name: str, engine: Engine) -> Speculation | None:
-    """What ``auto`` or a drafter's name stands for; None where nothing drafts, or where a memory budget has no room for
-    steps of two tokens; InputError where there is no such drafter, or it cannot be made."""
+    """Make the speculation that ``auto`` or a drafter's name asks for. None where nothing drafts, or where a memory
+    budget has no room for steps of two tokens; InputError where there is no such drafter, or it cannot be made."""
     if name == OFF:
         return None
     plan, manifest, encoder = engine.plan, engine.bundle.manifest, engine.encoder

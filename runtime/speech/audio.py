@@ -174,7 +174,7 @@ class _SoundFile:
 
 
 class _WaveFile:
-    """As `_SoundFile`, a WAV file of plain PCM, with nothing but the standard library."""
+    """Reads a WAV file of plain PCM with the standard library alone, like `_SoundFile`."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -212,5 +212,5 @@ def _scaled(data: bytes, width: int) -> NDArray[np.float32]:
 
 
 def _reason(error: Exception) -> str:
-    """What a library says is wrong, without its own introduction and full stop."""
+    """Return a library's error message without its introduction and full stop."""
     return str(error).rpartition(": ")[2].rstrip(".") or type(error).__name__

@@ -28,14 +28,15 @@ DURATION = re.compile(r"Duration: (\d{1,5}):(\d\d):(\d\d\.\d+)")
 
 
 class Container:
-    """As `_SoundFile`, whose blocks [N, channels] have the wanted rate already. seconds: None if unknown."""
+    """A file read like `_SoundFile`, whose blocks [N, channels] have the wanted rate already. seconds: None if
+    unknown."""
 
     def __init__(self, path: Path, rate: int, seconds: float | None, blocks: Iterator[NDArray[np.float32]]) -> None:
         self.rate, self._path, self._blocks = rate, path, blocks
         self.frames = None if not seconds else max(1, round(seconds * rate))
 
     def read(self) -> Iterator[NDArray[Any]]:
-        """The blocks; InputError where there is none, or more than anybody says."""
+        """Yield the blocks; InputError where there is none, or where the sound is longer than `LONGEST_S`."""
         read = 0
         for block in self._blocks:
             read += len(block)
@@ -90,7 +91,8 @@ def _refused(path: Path, said: str) -> InputError:
 
 
 def _decoded(command: Sequence[str], path: Path, rate: int) -> Iterator[NDArray[np.float32]]:
-    """What ffmpeg writes to a pipe, as it is asked for."""
+    """Yield the sound [N, 1] that ffmpeg writes to a pipe, block by block. InputError where no sound comes for
+    `WAIT_S`, or ffmpeg fails."""
     from edge.children import ended, started
 
     position = 0

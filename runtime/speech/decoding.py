@@ -1,4 +1,4 @@
-"""One window of sound becomes tokens: what the encoder heard, the language, one decoding, and when to try again.
+"""One window of sound becomes tokens: the encoder's output, the language, one decoding, and the decision to try again.
 
 The rules are those of the reference implementation (openai/whisper, decoding.py and decode_with_fallback in
 transcribe.py; Radford et al. 2022, section 4.5).
@@ -48,8 +48,8 @@ SURE = -0.15  # mean log probability of a text that noise does not lead to
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one window says. `text` is without timestamps and outer spaces; the measures judge it. imagined: the model
-    would say so of silence, too."""
+    """The text of one window. `text` is without timestamps and outer spaces; the measures judge it. imagined: the model
+    would give this text for silence, too."""
 
     tokens: list[int]
     text: str
@@ -60,7 +60,7 @@ class Decoded:
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of the text over bytes of what zlib makes of it."""
+        """Bytes of the text over bytes of its zlib compression."""
         data = self.text.encode()
         return len(data) / len(zlib.compress(data))
 
@@ -97,14 +97,15 @@ class Decoder:
 
     @property
     def _circles(self) -> str:
-        """What becomes of circles at temperature 0: a text that would be tried again is not led elsewhere."""
+        """The option `circles` at temperature 0: "allow" where a repetitive text is tried again anyway, so that no rule
+        changes it."""
         options = self._options
         tries = len(options.temperatures) > 1 and options.compression_ratio_threshold is not None
         return ALLOW if tries or self._last is not None else options.circles
 
     def hear(self, samples: NDArray[np.float32]) -> None:
-        """Encode a window of up to `window_samples` samples [N], which stay as they are until it is decoded; what
-        follows is about this window."""
+        """Encode a window of up to `window_samples` samples [N], which must not change until it is decoded. The other
+        methods are about this window."""
         encoder, whole = self._engine.encoder, self._speech.window_samples
         assert encoder is not None
         self._samples, window = samples, whole
@@ -139,9 +140,9 @@ class Decoder:
         return max(self._speech.languages, key=lambda code: float(logits[self._speech.languages[code]]))
 
     def decode(self, prompt: Sequence[int]) -> Decoded | None:
-        """The text after `prompt`, at the first temperature whose result is good enough, or else the last one; None
-        where it was interrupted. Where the encoder read less than a window and the text is in doubt, it is heard again
-        in a whole one."""
+        """Decode the text after `prompt`, at the first temperature whose result is good enough, or else the last one;
+        None where it was interrupted. Where the encoder read less than a window and the text is in doubt, the sound is
+        encoded and decoded again in a whole window."""
         if self._last is not None:
             decoded = self._decode(prompt, self._options.temperatures[:1])
             if decoded is None:
@@ -179,8 +180,8 @@ class Decoder:
         return decoded
 
     def _evidence(self, prompt: Sequence[int], decoded: Decoded, *tries: Decoded) -> list[Evidence] | None:
-        """What the sound has to do with a text, and with other tries, next to silence, which the model has heard
-        afterwards; None where nobody doubts that somebody spoke."""
+        """Measure how much the sound raises the probability of a text, and of other tries, compared with silence, which
+        replaces the window in the encoder. None where the model is sure of speech."""
         threshold = self._options.no_speech_threshold
         if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold / 2:
             return None
@@ -197,7 +198,7 @@ class Decoder:
         return [Evidence((h - s)[counted], again[counted]) for h, s, counted, again in both]
 
     def is_silence(self, decoded: Decoded) -> bool:
-        """Whether a window has no speech: the model says so, and is not sure of its text, or imagined it."""
+        """True if a window has no speech: the model says so and is not sure of its text, or it imagined the text."""
         if decoded.imagined:
             return True
         threshold, sure = self._options.no_speech_threshold, self._options.logprob_threshold
@@ -206,12 +207,12 @@ class Decoder:
         return sure is None or decoded.avg_logprob <= sure
 
     def _doubtful(self, decoded: Decoded) -> bool:
-        """Whether a whole window may say better what was heard in a short one, whatever the options accept."""
+        """True if a whole window may give a better text than the short one, whatever the options accept."""
         loops = decoded.compression_ratio > REPETITIVE or repeats(decoded.text)
         return loops or decoded.avg_logprob < UNSURE or self.is_silence(decoded)
 
     def _failed(self, decoded: Decoded) -> bool:
-        """Whether another temperature may do better."""
+        """True if another temperature may give a better text."""
         options = self._options
         unsure = options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
         if unsure and self.is_silence(decoded):
@@ -239,7 +240,7 @@ class Decoder:
         return None if token is None else math.exp(_log_probability(logits[0], token, self._work))
 
     def _maximum(self, prompt: Sequence[int]) -> int:
-        """How many tokens may be generated; the last one needs no position, as it is not run."""
+        """Maximum tokens that may be generated; the last one needs no position, as it is not run."""
         return min(self._context // 2, self._context - len(prompt) + 1)
 
     def _sample(self, prompt: Sequence[int], temperature: float) -> tuple[list[int], float] | None:
@@ -270,7 +271,7 @@ class Decoder:
         return drafts
 
     def _search(self, prompt: Sequence[int]) -> tuple[list[int], float] | None:
-        """What `_sample` gives, by beam search."""
+        """Search for the most likely text by beam search; the result is like that of `_sample`."""
         cache, options = self._heard(), self._options
         cache.truncate(len(prompt) - 1)  # the search runs the last token itself, and is shown none before it
         wanted = BeamOptions(
@@ -285,7 +286,7 @@ class Decoder:
 
 
 class Scored:
-    """Chooses as another sampler does, and sums the log probabilities of what it chose. work: [V], overwritten."""
+    """Chooses like another sampler, and sums the log probabilities of the chosen tokens. work: [V], overwritten."""
 
     def __init__(self, sampler: Sampler, work: NDArray[np.float32]) -> None:
         self._sampler, self._work = sampler, work

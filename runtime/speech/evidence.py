@@ -1,4 +1,4 @@
-"""How much a window's sound has to do with its text: without words to hear, a model writes what it would for silence.
+"""Evidence that a window's text comes from its sound: without words to hear, a model writes what it would for silence.
 
 Whisper learned from subtitles, and ends silent films with "Thank you." It writes such a text for hums and fans too, and
 often surely. What tells it from speech is the same text's probability where nothing can be heard: words that were said
@@ -27,8 +27,8 @@ ROWS = 8  # of logits at once: 2 MB
 def log_probabilities(
     engine: Engine, cache: KVCache, prompt: Sequence[int], text: Sequence[int]
 ) -> NDArray[np.float64]:
-    """The log probability of each token of `text` [N] after `prompt` and those before it, by the model alone: without
-    what rules forbid. `cache`, whose encoder's output is what was heard, is written over."""
+    """Return the log probability of each token of `text` [N] after `prompt` and the tokens before it, by the model
+    alone: without what rules forbid. `cache`, which has the encoder's output for the sound, is overwritten."""
     cache.reset()
     tokens = np.array([*prompt, *text[:-1]], np.int64)
     if len(prompt) > 1:
@@ -44,8 +44,8 @@ def log_probabilities(
 
 
 def said_before(text: Sequence[int]) -> NDArray[np.bool_]:
-    """The tokens of a text [N] that repeat what it said before, together with the one before or after them. A model
-    that goes in circles predicts these from its text alone, whatever there is to hear."""
+    """Mark the tokens of a text [N] that repeat an earlier part of it, together with the one before or after them. A
+    model that goes in circles predicts these from its text alone, whatever the sound is."""
     repeated, pairs = np.zeros(len(text), bool), set[tuple[int, int]]()
     for i, pair in enumerate(pairwise(text)):
         if pair in pairs:
@@ -56,24 +56,24 @@ def said_before(text: Sequence[int]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of each word of a text [N], by how much its sound raised the log probability, and whether it repeats others."""
+    """For each word of a text [N]: by how much the sound raised its log probability, and whether it repeats others."""
 
     likelier: NDArray[np.float64]
     repeated: NDArray[np.bool_]
 
     @property
     def imagined(self) -> bool:
-        """The text has nothing to do with the sound."""
+        """True if the text has nothing to do with the sound."""
         return self.gained < LIKELIER and float(self.likelier.sum()) < ENOUGH
 
     @property
     def weak(self) -> bool:
-        """The text may have nothing to do with the sound: another window may say better."""
+        """True if the text may have nothing to do with the sound: another window may give a better one."""
         return self.gained < 1.5 * LIKELIER
 
     @property
     def gained(self) -> float:
-        """The mean of words that do not repeat others; of several that which gained most does not count: noise may lead
-        to another sentence than silence does, whose first word the rest follows from."""
+        """Mean gain of words that do not repeat others. Of several words the one with the largest gain does not count:
+        noise may lead to another sentence than silence does, whose first word the rest follows from."""
         counted = self.likelier[~self.repeated]
         return float((counted if len(counted) < FEW else np.sort(counted)[:-1]).mean())

@@ -1,4 +1,4 @@
-"""What a transcription looks like in a file: plain text, text with times, SubRip, WebVTT, JSON.
+"""File formats of a transcription: plain text, text with times, SubRip, WebVTT, JSON.
 
 Each format gives text for the beginning, for every segment as it comes, and for the end.
 """
@@ -16,7 +16,7 @@ from edge.runtime.speech.transcribe import Transcript
 
 class Format:
     """Plain text, one line per segment: `begin`, then `segment` for each, counted from 1, then `end`, whose transcript
-    has its segments where `needs_segments` is true. What `more` holds by name stands in JSON alone."""
+    has its segments where `needs_segments` is true. `more` has further fields by name, which only JSON writes."""
 
     needs_segments = False
 

@@ -1,4 +1,4 @@
-"""How much of a window the encoder reads for a short sound, and when its text is not to be trusted.
+"""The part of a window that the encoder reads for a short sound, and a test whether its text can be trusted.
 
 Whisper was trained on windows of 30 s, most of them full or filled up with silence, and goes on after the end of a
 sound that has too little silence behind it: it says the text again. docs/lab/benchmarks.md has what was measured.
@@ -24,5 +24,6 @@ def encoder_window(samples: int, speech: Speech) -> int:
 
 
 def repeats(text: str) -> bool:
-    """Whether a text says something twice in a row, whatever its punctuation and case: more than a word or two."""
+    """True if a text says something twice in a row that is longer than a word or two. Punctuation and case do not
+    count."""
     return SAID_TWICE.search("".join(filter(str.isalnum, text.casefold()))) is not None

@@ -1,4 +1,4 @@
-"""What a transcription asks of the rules."""
+"""Rules of a transcription: which tokens may come next."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from edge.manifest import Speech
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said from `start` to `end`, in seconds.
+    """A piece of speech from `start` to `end`, in seconds.
 
-    Joined, the texts are the whole transcript: most begin with a space. `avg_logprob` (per token),
-    `compression_ratio`, `no_speech_prob` (None without such a token) and `temperature` are those of its window.
+    Joined, the texts are the whole transcript: most begin with a space. `avg_logprob` (per token), `compression_ratio`,
+    `no_speech_prob` (None without such a token) and `temperature` are those of its window.
     """
 
     start: float

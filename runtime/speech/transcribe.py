@@ -73,7 +73,7 @@ class Transcriber(Loaded):
 
     @property
     def speech(self) -> Speech:
-        """What the manifest says about sound."""
+        """The manifest's description of the sound that the model hears."""
         speech = self.bundle.manifest.speech
         assert speech is not None
         return speech
@@ -144,12 +144,12 @@ class Transcription(Iterator[Segment]):
 
     @property
     def position(self) -> float:
-        """Seconds that were heard so far."""
+        """Seconds of the sound that are transcribed so far."""
         return self._windows.position / self._speech.sample_rate
 
     @property
     def speculation(self) -> dict[str, Any] | None:
-        """What drafts did so far, as in `edge.Result`; None where there were none."""
+        """Counts and times of drafts so far, as in `edge.Result`; None where there were none."""
         figures = None if self._decoder is None else self._decoder.speculated
         return None if figures is None else figures.summary()
 
@@ -157,7 +157,7 @@ class Transcription(Iterator[Segment]):
         return next_of(self._segments)
 
     def transcript(self, segments: Sequence[Segment]) -> Transcript:
-        """The segments that came, and what is known about them all."""
+        """Make a transcript of the segments that came."""
         text = "".join(segment.text for segment in segments).strip()
         duration = self.position if self.duration is None or self.complete else self.duration
         return Transcript(text, list(segments), self.language, duration, self.complete)

@@ -18,7 +18,7 @@ REPETITIVE, UNSURE = 2.4, -1.0  # the reference's compression ratio and mean log
 
 @dataclass(frozen=True)
 class DecodingOptions(Options):
-    """How one window is decoded; docs/reference/options.md says what each field means.
+    """Options of decoding one window; docs/reference/options.md says what each field means.
 
     Raises:
         InputError: a value out of its range.
@@ -78,7 +78,7 @@ class DecodingOptions(Options):
 
 @dataclass(frozen=True)
 class TranscribeOptions(DecodingOptions):
-    """How sound is transcribed; see `DecodingOptions` for how each window is decoded.
+    """Options of a transcription; see `DecodingOptions` for how each window is decoded.
 
     Raises:
         InputError: a value out of its range.

@@ -1,4 +1,4 @@
-"""What a model hears at once: windows over a stream of sound, pauses and silence."""
+"""Windows over a stream of sound, one of which a model hears at once, and the pauses and silence in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSE_POWER = 0.01  # 20 dB below the loud parts
 
 
 def until_full(held: NDArray[np.float32]) -> bool:
-    """For recordings: a window is full unless the sound ends."""
+    """Return False: recordings wait for a full window, unless the sound ends."""
     return False
 
 
@@ -61,7 +61,7 @@ class Windows:
         return held[: self._size]
 
     def advance(self, samples: int) -> None:
-        """Move the window's begin forward, at most to the end of what is held."""
+        """Move the window's begin forward, at most to the end of the buffer."""
         samples = min(samples, self._end - self._start)
         self._start += samples
         self.position += samples
@@ -86,8 +86,8 @@ class Windows:
 
 
 def silence_to_skip(samples: NDArray[np.float32], rate: int, step: int) -> int:
-    """How many of the first samples are silence to leave out: a multiple of `step`, 0 where a sound comes soon, all
-    where none comes."""
+    """Number of samples at the beginning that are silence to leave out: a multiple of `step`, 0 where a sound comes
+    soon, all where none comes."""
     loud = np.abs(samples) >= SILENT
     first = int(loud.argmax())
     if not loud[first]:
@@ -98,8 +98,8 @@ def silence_to_skip(samples: NDArray[np.float32], rate: int, step: int) -> int:
 
 
 def sound_before_gap(samples: NDArray[np.float32], rate: int, step: int) -> int:
-    """How many of the samples come before a long silence, a multiple of `step`; all where there is none, or too little
-    before it."""
+    """Number of samples before a long silence, a multiple of `step`; all where there is none, or too little before
+    it."""
     count = len(samples) // step
     frames = np.abs(samples[: count * step]).reshape(count, step).max(axis=1, initial=0)
     loud = np.flatnonzero(frames >= SILENT)
@@ -111,7 +111,7 @@ def sound_before_gap(samples: NDArray[np.float32], rate: int, step: int) -> int:
 
 
 def ends_in_pause(samples: NDArray[np.float32], rate: int) -> bool:
-    """Whether somebody spoke and has been quiet for a while: the place to cut a live stream."""
+    """True if there was speech and then a pause: the place to cut a live stream."""
     frame = int(FRAME_S * rate)
     count = len(samples) // frame
     if count * FRAME_S < MIN_S:

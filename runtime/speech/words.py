@@ -1,4 +1,4 @@
-"""What the tokens of a transcription say: the vocabulary without what only encoding text needs."""
+"""The texts of a transcription's tokens: the vocabulary without what only encoding text needs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Spoken(Protocol):
 
 
 def spoken(bundle: Bundle) -> Spoken:
-    """What decodes a speech bundle's tokens: a table of their bytes where its tokenizer works on bytes, as Whisper's
-    does: 1 MB instead of 14 MB for a tokenizer that encodes too; BundleError where `tokenizer.json` cannot be read."""
+    """Return what decodes a speech bundle's tokens. Where its tokenizer works on bytes, as Whisper's does, this is a
+    table of their bytes: 1 MB instead of 14 MB for a tokenizer that encodes too. BundleError where `tokenizer.json`
+    cannot be read."""
     path = bundle.path(TOKENIZER)
     try:
         content = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What the parts of a stranger's `tokenizer.json` may take: of memory, where texts grow, and of time.
+"""Bounds on a stranger's `tokenizer.json`: on memory, where texts grow, and on time.
 
 The tokenizers library does what the file says. A chain of replacements can make gigabytes of a word, so what it may
 make is computed before a text is given to it. Some parts take years for a page: regular expressions that go back and
@@ -67,13 +67,14 @@ KNOWN = frozenset(
 
 
 def parts_of(tokenizer: Any) -> list[dict[str, Any]]:
-    """The normalizer and the decoder of a library's tokenizer as its file has them, then what splits its texts."""
+    """The normalizer and the decoder of a library's tokenizer as its file has them, then the parts that split its
+    texts."""
     parts = (tokenizer.normalizer, tokenizer.decoder, tokenizer.pre_tokenizer)
     return [{"type": None} if part is None else json.loads(part.__getstate__()) for part in parts]
 
 
 def growth(part: dict[str, Any]) -> float:
-    """The most characters that a part makes of one."""
+    """Maximum characters that a part makes of one."""
     kind = part["type"]
     if kind == "Sequence":
         product = 1.0
@@ -92,7 +93,7 @@ def growth(part: dict[str, Any]) -> float:
 
 
 def is_known(parts: list[dict[str, Any]]) -> bool:
-    """Whether these parts are known to take time in proportion to a text, and all regular expressions in them."""
+    """True if these parts, and all regular expressions in them, are known to take time in proportion to a text."""
     every = [inner for part in parts for inner in flat(part)]
     if len(every) > MOST_PARTS or any(part["type"] not in LINEAR for part in every):
         return False
@@ -101,7 +102,7 @@ def is_known(parts: list[dict[str, Any]]) -> bool:
 
 
 def is_known_model(model: Any) -> bool:
-    """Whether a library's model is known to take time in proportion to a text that nothing splits."""
+    """True if a library's model is known to take time in proportion to a text that nothing splits."""
     kind = type(model).__name__
     if kind == "WordLevel":
         return True
@@ -113,8 +114,8 @@ def is_known_model(model: Any) -> bool:
 
 
 def are_known_tokens(added: Iterable[Any], normalizer: dict[str, Any]) -> bool:
-    """Whether added tokens are known to take time in proportion to a text: those that take the spaces around them
-    may not be spaces, which each would go through all the others."""
+    """True if added tokens are known to take time in proportion to a text. Those that take the spaces around them may
+    not be spaces: each would go through all the others."""
     taking = [token for token in added if token.lstrip or token.rstrip]
     plain = normalizer["type"] is None
     return all(
@@ -124,7 +125,7 @@ def are_known_tokens(added: Iterable[Any], normalizer: dict[str, Any]) -> bool:
 
 
 def flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A part and all those in it."""
+    """A part and all parts in it."""
     yield part
     for inner in _inner(part):
         yield from flat(inner)
@@ -135,13 +136,14 @@ def _inner(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_lengths(splitter: dict[str, Any]) -> None:
-    """ValueError where texts would be split into parts of no length: the library ends a thread instead."""
+    """Raise ValueError where texts would be split into parts of no length: the library ends a thread instead."""
     if any(part["type"] == "FixedLength" and part["length"] < 1 for part in flat(splitter)):
         raise ValueError("it splits texts into parts of no length")
 
 
 def check_made(characters: float, what: str) -> None:
-    """Refuse what may become more text than there is room for."""
+    """Raise BundleError where more than `MOST` characters may be made. what: the source of these characters, for the
+    message."""
     if characters > MOST:
         raise BundleError(
             f"The bundle's tokenizer may make more than {MOST:,} characters of {what}; shorten the text, or use "
@@ -150,8 +152,8 @@ def check_made(characters: float, what: str) -> None:
 
 
 def in_time(work: Callable[[], T], characters: int) -> T:
-    """What `work` returns, which lets other threads run; BundleError where it takes longer than any text of so many
-    characters. It then goes on until the process ends, which does not wait for it."""
+    """Return the result of `work`, which lets other threads run; BundleError where it takes longer than any text of so
+    many characters. It then goes on until the process ends, which does not wait for it."""
     done: list[T] = []
     failed: list[BaseException] = []
 

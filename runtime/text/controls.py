@@ -1,9 +1,9 @@
 """Control tokens that somebody typed are text: `<|im_end|>` in a message ends no turn.
 
-A template writes its own control tokens between messages, and what it renders is one text. So what people typed is
-hidden before it renders, in letters that nobody can guess. Such a text is encoded by a tokenizer that is the bundle's
-own in all but the names of its control tokens: merges and spaces between scaffold and messages come out as always, and
-a text without control tokens is never touched.
+A template writes its own control tokens between messages, and what it renders is one text. So the control tokens that
+people typed are hidden before it renders, in letters that nobody can guess. Such a text is encoded by a tokenizer that
+is the bundle's except for the names of its control tokens: merges and spaces between scaffold and messages come out as
+always, and a text without control tokens is never touched.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 class Controls:
     """The control tokens of a vocabulary.
 
-    texts: what people may type of them, each with whether only a whole word counts. of_answers: those that models write
-    as text, such as the ends of thoughts, which stay tokens in answers. normalize: what the tokenizer makes of a text
+    texts: as people may type them, each with whether only a whole word counts. of_answers: those that models write as
+    text, such as the ends of thoughts, which stay tokens in answers. normalize: what the tokenizer does to a text
     before it looks its pieces up, where a control token may come of that.
     """
 
@@ -33,8 +33,8 @@ class Controls:
         self._mark = f"q{os.urandom(12).hex()}v"  # that texts with something hidden in them have
 
     def typed(self, text: str, *, answer: bool = False) -> bool:
-        """Whether a control token is in a text, or in what the tokenizer makes of it. answer: whether a model wrote
-        it."""
+        """True if a control token is in a text, or in the text as the tokenizer normalizes it. answer: whether a model
+        wrote it."""
         texts = self._in_answers if answer else self.texts
         return self._within(text, texts) or (self._normalize is not None and self._within(self._normalize(text), texts))
 
@@ -42,7 +42,7 @@ class Controls:
         return any(begin in text for begin in self._begins) and any(control in text for control in texts)
 
     def hide(self, text: str, *, answer: bool = False) -> str:
-        """A text without the control tokens in it, which stand there in other letters."""
+        """Replace the control tokens in a text by other letters."""
         if not self.typed(text, answer=answer):
             return text
         texts = self._in_answers if answer else self.texts
@@ -56,22 +56,23 @@ class Controls:
         return f"{self._mark}{text.encode().hex()}z"
 
     def has_hidden(self, text: str) -> bool:
-        """Whether something is hidden in a text."""
+        """True if a text has hidden control tokens."""
         return self._mark in text
 
     def show(self, text: str) -> str:
-        """A text as people read it."""
+        """Return a text as people read it: hidden control tokens are put back."""
         if self._mark not in text:
             return text
         return re.sub(f"{self._mark}((?:[0-9a-f]{{2}})+)z", lambda found: bytes.fromhex(found[1]).decode(), text)
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of the control tokens where their texts are text."""
+        """Other names of the control tokens, for a tokenizer in which their texts are plain text."""
         return {text: f"{self._mark}w{i}z" for i, text in enumerate(self.texts)}
 
     def renamed(self, text: str) -> str:
-        """A text in which what was hidden stands as it was typed, and control tokens have their other names."""
+        """Return a text with the other names of its control tokens, and with hidden ones put back as they were
+        typed."""
         names = self.names
         return self.show(_any(self.texts).sub(lambda found: names[found[0]], text))
 
@@ -83,7 +84,7 @@ def _any(texts: Mapping[str, bool]) -> re.Pattern[str]:
 
 
 def rename(tokenizer: str, names: Mapping[str, str]) -> str:
-    """The text of a `tokenizer.json` in which tokens have other names, and are the same in all else."""
+    """Return the text of a `tokenizer.json` in which tokens have other names, and all else is the same."""
     content: dict[str, Any] = json.loads(tokenizer)
     model = content["model"]
     for token in content["added_tokens"]:
@@ -101,6 +102,6 @@ def rename(tokenizer: str, names: Mapping[str, str]) -> str:
 
 
 def _touches(pair: str | Iterable[str], names: Mapping[str, str]) -> bool:
-    """Whether a merge takes or makes a renamed token."""
+    """True if a merge has a renamed token as a part or as its result."""
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return left in names or right in names or left + right in names

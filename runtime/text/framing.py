@@ -1,4 +1,4 @@
-"""What a model from text to text is given: an input's tokens, and what the model's format puts around them."""
+"""Inputs of a model from text to text: an input's tokens, and the tokens that the model's format puts around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.runtime.text.tokenizer import Text
 
 
 class Framing:
-    """A model's format at work. forced: the token that every output begins with, where there is one."""
+    """Applies a model's format to its inputs. forced: the token that every output begins with, where there is one."""
 
     def __init__(self, manifest: Manifest, text: Text, forced: int | None) -> None:
         assert manifest.text is not None
@@ -23,11 +23,11 @@ class Framing:
         return splitter(self._manifest, self._text)
 
     def passages(self, text: str) -> Passages | None:
-        """The passages of a text that the model takes one after the other; None where it takes all of it."""
+        """Split a text into passages that the model translates one after the other; None where it takes all of it."""
         return None if self._split is None or not isinstance(text, str) else self._split(text)
 
     def check(self, source: str | None, target: str | None) -> None:
-        """Raise InputError where the model does not have these languages: before there is a text."""
+        """Raise InputError where the model does not have these languages, before there is a text."""
         self.start(target)
         if self._format.target_in_source and target is not None:
             self._target(target)
@@ -35,7 +35,7 @@ class Framing:
             self._source(source)
 
     def start(self, target: str | None) -> list[int]:
-        """What the decoder begins with, for an output in this language."""
+        """Return the first tokens of the decoder, for an output in this language."""
         format = self._format
         prompt = list(format.decoder_start)
         if format.target_at_start or (target is not None and not format.target_in_source):
@@ -43,8 +43,8 @@ class Framing:
         return prompt if self._forced is None else [*prompt, self._forced]
 
     def tokens(self, text: str, source: str | None, target: str | None) -> tuple[list[int], list[int]]:
-        """The tokens of a text as the encoder takes them, and those of the text alone; InputError for an empty text or
-        an unknown language."""
+        """Return the tokens of a text as the encoder takes them, and those of the text alone; InputError for an empty
+        text or an unknown language."""
         if not text.strip():
             raise InputError("The text is empty; give the model something to work on.")
         format = self._format

@@ -1,4 +1,4 @@
-"""What one render of a chat template may still do: steps, characters, and a limit of processor time behind them."""
+"""Budget of one render of a chat template: steps, characters, and a limit of processor time as a last resort."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, set, *VIEWS)
 
 
 class Exhausted(TemplateError):
-    """A template does more than any honest one."""
+    """Raised where a template does more than any honest one."""
 
 
 class Meter:
-    """What one render may still do. characters: of the conversation, in so many messages."""
+    """The budget that is left to one render. characters: of the conversation, in so many messages."""
 
     __slots__ = ("_ends", "room", "steps", "text")
 
@@ -60,12 +60,12 @@ class Meter:
             raise Exhausted("it takes more time than any template needs")
 
     def check(self, characters: int) -> None:
-        """Refuse to make a value of so many characters."""
+        """Raise Exhausted where a value of so many characters is too long."""
         if characters > self.room:
             raise Exhausted("it makes more text than any model reads")
 
     def made(self, value: Any) -> Any:
-        """Count a value that was made."""
+        """Count a value that the template made, and return it."""
         if isinstance(value, str):
             self.step(len(value))
         elif isinstance(value, CONTAINERS):
@@ -85,13 +85,13 @@ class Meter:
         return value
 
     def stepped(self, values: Iterable[Any], characters: int = 0, steps: int = 1) -> Iterator[Any]:
-        """The values, each of which is so many steps and makes so many characters."""
+        """Yield the values; each counts as so many steps and characters."""
         for value in values:
             self.step(characters, steps)
             yield value
 
     def texts(self, values: Iterable[Any]) -> list[str]:
-        """The values as texts, counted one by one."""
+        """Convert the values to texts, and count each."""
         made: list[str] = []
         for value in values:
             text = value if isinstance(value, str) else str(value)
@@ -101,8 +101,8 @@ class Meter:
 
 
 def weigh(value: Any, room: int) -> tuple[int, int, int]:
-    """The characters in a value as they would be written out, its items, and how deep they are nested. What is in two
-    places counts twice, and counting ends beyond the room."""
+    """Return the characters of a value when written out, the number of its items, and how deep they are nested. An item
+    in two places counts twice, and counting ends beyond the room."""
     characters = items = deepest = 0
     waiting = [(value, 0)]
     while waiting:

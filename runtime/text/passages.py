@@ -1,7 +1,7 @@
 """Texts in passages, for models that were trained on sentences, or that read no line breaks.
 
 NLLB, M2M100 and Marian translate the first sentence of several and leave out others; SentencePiece makes spaces of line
-breaks. So a text is taken apart, and its outputs are joined by what stood between the passages.
+breaks. So a text is split into passages, and their outputs are joined by the text between the passages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TARGET = re.compile(r"\s*>>[\w-]+<<[ \t]*")
 
 
 class Passages(NamedTuple):
-    """A text in parts. gaps: what stands before the first of them, between them, and after the last."""
+    """A text in parts. gaps: the text before the first of them, between them, and after the last."""
 
     texts: list[str]
     gaps: list[str]
@@ -52,7 +52,7 @@ Split = Callable[[str], Passages | None]
 
 
 def splitter(manifest: Manifest, text: Text) -> Split | None:
-    """How texts for a model are taken apart; None where each is taken as a whole."""
+    """Return the function that splits texts for a model into passages; None where it reads each text as a whole."""
     family, form = manifest.family, manifest.text
     if family in OF_SENTENCES and (family != "mbart" or (form is not None and form.languages)):
         return _sentences
@@ -112,7 +112,7 @@ def sentences(line: str) -> list[str]:
 
 
 def _ends(line: str, start: int, border: re.Match[str], after: int) -> bool:
-    """Whether a sentence ends at a border, and another begins `after` it."""
+    """True if a sentence ends at a border, and another begins `after` it."""
     while after < len(line) and line[after] in _OPENING:
         after += 1
     if line[after : after + 1].islower():

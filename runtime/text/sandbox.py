@@ -122,7 +122,7 @@ def _counting(name: str) -> Callable[..., None]:
 
 
 def _is_small(node: nodes.Node) -> bool:
-    """Whether it makes nothing, or nothing larger than the template's source, in a moment."""
+    """True if a node makes no value, or quickly one that is no larger than the template's source."""
     if isinstance(node, nodes.List | nodes.Tuple):
         return getattr(node, "ctx", "load") != "load" or all(isinstance(each, nodes.Const) for each in node.items)
     if isinstance(node, nodes.Getitem):
@@ -152,7 +152,7 @@ class _Context(Context):
 
 
 class Bounded(ImmutableSandboxedEnvironment):
-    """The environment of a template; `begin` comes before each render, in its thread."""
+    """The environment of a template. Call `begin` before each render, in its thread."""
 
     context_class = _Context
     code_generator_class = _Generator
@@ -175,12 +175,12 @@ class Bounded(ImmutableSandboxedEnvironment):
         self.filters[name] = self._counted(name, plain)
 
     def begin(self, characters: int = 0, messages: int = 0) -> None:
-        """Count anew, for a conversation of so many characters."""
+        """Begin a new budget, for a conversation of so many characters."""
         self._local.meter = Meter(characters, messages)
 
     @property
     def meter(self) -> Meter:
-        """Of the render in this thread."""
+        """The budget of the render in this thread."""
         meter: Meter = self._local.meter
         return meter
 
@@ -190,7 +190,8 @@ class Bounded(ImmutableSandboxedEnvironment):
         return text
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Views and iterators have nothing that a template needs, and things from which more can be made."""
+        """Return False for attributes of views and iterators: a template needs none of them, and some make further
+        objects."""
         if isinstance(obj, VIEWS) or (isinstance(obj, Iterator) and not isinstance(obj, LoopContext)):
             return False
         return super().is_safe_attribute(obj, attr, value)

@@ -60,8 +60,8 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Raise InputError where messages are no conversation that can go on: turns of user and assistant, perhaps after a
-    system message, that end with an answer."""
+    """Raise InputError where messages are not a conversation that can go on: turns of user and assistant, perhaps after
+    a system message, that end with an answer."""
     wanted = "system"
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
@@ -79,7 +79,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
 class ChatTemplate:
     """A compiled template; BundleError where it is invalid. special: special tokens by the names that templates use
     (`bos_token`, `eos_token`, `pad_token`). now: the clock of templates that tell the model the date. undated: the name
-    of the model, of which it is to be said once that its prompts have today's date."""
+    of the model; where it is given, the first prompt with today's date logs a notice."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class ChatTemplate:
         self._takes_parts: dict[str, bool | None] = {}  # by role; None: it leaves out what that role says
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
-        """The prompt for the assistant's next turn; InputError where the template refuses the conversation, BundleError
-        where it does what no honest one does. variables: further ones that the template knows, such as
+        """Render the prompt for the assistant's next turn; InputError where the template refuses the conversation,
+        BundleError where it does what no honest one does. variables: further ones that the template knows, such as
         `enable_thinking`."""
         given = [self._given(message) for message in messages]
         if self._undated is not None and self.tells_date(messages):
@@ -110,7 +110,7 @@ class ChatTemplate:
         return self._run(given, variables or {})
 
     def tells_date(self, messages: Sequence[Message]) -> bool:
-        """Whether what it renders depends on the day."""
+        """True if the rendered prompt depends on the date."""
         if CLOCK not in self._source:
             return False
         given = [self._given(message) for message in messages]
@@ -133,7 +133,7 @@ class ChatTemplate:
             raise InputError(f"The model's chat template refuses this conversation: {on_one_line(e)}.") from None
 
     def check(self, messages: Sequence[Message]) -> None:
-        """Refuse what would be rendered without somebody's words: BundleError where these are the user's, else
+        """Raise an error where the template leaves out the words of a role: BundleError for the user's, else
         InputError."""
         for role in dict.fromkeys(message["role"] for message in messages):
             if self._parts(role) is not None:
@@ -145,7 +145,8 @@ class ChatTemplate:
             raise InputError(f"The model's chat template has no place for a message of {role}; leave it out.")
 
     def _parts(self, role: str) -> bool | None:
-        """Whether the template takes what this role says in parts; None: it leaves it out."""
+        """True if the template expects the content of this role as a list of parts, False for a text; None: it leaves
+        the content out."""
         if role not in self._takes_parts:
             self._takes_parts[role] = self._form(role)
         return self._takes_parts[role]
@@ -155,8 +156,8 @@ class ChatTemplate:
         return _in_parts(message) if self._parts(message["role"]) else message
 
     def _form(self, role: str) -> bool | None:
-        """Whether the template takes what this role says in parts; None: it leaves it out, in parts and as a text. What
-        it leaves out of earlier answers is its own business."""
+        """Find out the form of content that the template expects of this role: True for a list of parts, False for a
+        text. None: it leaves the content out in both forms. The template may leave out earlier answers."""
         from edge.runtime.text.meter import STEPS
 
         refused = True
@@ -190,8 +191,8 @@ class ChatTemplate:
 
 
 def chat_template(manifest: Manifest, text: Text, day: str | None = None) -> ChatTemplate | None:
-    """The chat template of a bundle; None where it has none. day: the date, YYYY-MM-DD, of templates that tell the
-    model one; default: today, which is said once. InputError where it would tell none."""
+    """The chat template of a bundle; None where it has none. day: the date, YYYY-MM-DD, for templates that tell the
+    model one; default: today, which is logged once. InputError where a date is given and the template tells none."""
     source = manifest.chat_template
     if day is not None and CLOCK not in (source or ""):
         raise InputError(f"The chat template of {manifest.name} tells the model no date; leave out --date.")
@@ -204,12 +205,13 @@ def chat_template(manifest: Manifest, text: Text, day: str | None = None) -> Cha
 
 
 def fixed_day(manifest: Manifest) -> str | None:
-    """The date of prompts that are to be the same every day; None of a template that tells none."""
+    """The date of prompts that must be the same every day; None for a template without a date."""
     return FIXED_DAY if CLOCK in (manifest.chat_template or "") else None
 
 
 def after_answer(template: ChatTemplate) -> str:
-    """What a template writes after an answer that is not the last message; empty where it cannot be said."""
+    """Return the text that a template writes after an answer that is not the last message; empty where that is
+    unknown."""
     talk = [Message(role=role, content=said) for role, said in zip(TURNS, (WORDS, MARK, WORDS), strict=True)]
     try:
         _, found, after = template.render(talk).partition(MARK)
@@ -219,7 +221,7 @@ def after_answer(template: ChatTemplate) -> str:
 
 
 def learn_end(manifest: Manifest, text: Text, template: Callable[[], ChatTemplate | None]) -> None:
-    """Take the token that follows an answer in the chat template for an end, whatever the manifest says."""
+    """Make the token that follows an answer in the chat template an end token, whatever the manifest says."""
     form = manifest.chat_format
     with contextlib.suppress(EdgeError):  # what is wrong with a template, a prompt that needs it says
         made = template() if form is None else None
@@ -232,11 +234,11 @@ def written(
     text: Text,
     render: Callable[[Sequence[Message]], str] | None = None,
 ) -> str:
-    """The prompt for the assistant's next turn, in which control tokens that people typed are hidden (`Text.controls`).
-    render: makes it of messages with the template; default: the template alone.
+    """Render the prompt for the assistant's next turn, in which control tokens that people typed are hidden
+    (`Text.controls`). render: makes it of messages with the template; default: the template alone.
 
     Raises:
-        EdgeError: as `ChatTemplate.render` and `check`; or it does something about a control token in a message.
+        EdgeError: as `ChatTemplate.render` and `check`; or the template changes a control token in a message.
     """
     render = template.render if render is None else render
     rendered, controls = render(messages), text.controls

@@ -1,4 +1,4 @@
-"""Whether a model thinks before it answers: its chat template rendered with its switch, or with one of ours.
+"""Prompts of models that think before they answer: the chat template rendered with its switch, or with one of ours.
 
 Where a template has no switch, an empty block of thoughts behind the prompt leaves nothing to think about: so Qwen3's
 own template does it.
@@ -17,7 +17,7 @@ from edge.runtime.text.template import ChatTemplate, Message
 def render(
     template: ChatTemplate, marks: Thinking | None, messages: Sequence[Message], think: bool | None = None
 ) -> str:
-    """The prompt for the assistant's next turn. think: whether it thinks first; None: as the template has it.
+    """Render the prompt for the assistant's next turn. think: whether it thinks first; None: as the template has it.
 
     Raises:
         InputError: the template refuses the conversation, or the model is to think and has no marks for that.

@@ -72,8 +72,8 @@ class Text:
         self._missed = set[str]()  # characters that were said to be missing
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, in which special tokens are recognised, but for hidden ones (`controls`), and none is
-        added; InputError where it is not valid Unicode."""
+        """Return the token ids of `text`. Special tokens are recognised, except hidden ones (`controls`), and none is
+        added; InputError where the text is not valid Unicode."""
         _check_unicode(text)
         if self.controls.has_hidden(text):
             ids = self._renamed().encode(self.controls.renamed(text))
@@ -82,7 +82,7 @@ class Text:
         return self._noticed(text, ids)
 
     def encode_content(self, text: str) -> list[int]:
-        """As `encode_some`, of what somebody typed: control tokens in it are text."""
+        """Return the token ids of a text that somebody typed, like `encode_some`: control tokens in it are text."""
         controls = self.controls
         if not controls.typed(text):
             return self.encode_some(text)
@@ -126,19 +126,19 @@ class Text:
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it;
-        InputError where the text has no tokens."""
+        """Return the token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text`
+        lacks it; InputError where the text has no tokens."""
         return self._led(self.encode_some(text))
 
     def encode_some(self, text: str) -> list[int]:
-        """As `encode`, of a text that must have a token: InputError where the tokenizer leaves nothing of it."""
+        """Return the token ids of a text like `encode`; InputError where there are none."""
         ids = self.encode(text)
         if not ids:
             raise InputError("The text has no tokens: the tokenizer leaves nothing of it; write something else.")
         return ids
 
     def end_with(self, after: str) -> None:
-        """Take the token at the start of what follows an answer for an end, if it is one that texts are split at."""
+        """Add an end token: the first token of the text `after` an answer, if it is an added token of the tokenizer."""
         ids = self._tokenizer.encode(after.lstrip())
         if ids and ids[0] in self._tokenizer.added:
             self.eos |= {ids[0]}
@@ -149,11 +149,11 @@ class Text:
 
     @property
     def reads_lines(self) -> bool:
-        """Whether tokens tell where a line ends."""
+        """True if tokens tell where a line ends."""
         return "\n" in self.decode(self._tokenizer.encode("a\nb"))
 
     def token(self, token_id: int | None) -> str | None:
-        """A token as the vocabulary writes it."""
+        """The text of a token as the vocabulary writes it."""
         return None if token_id is None else self._tokenizer.token(token_id)
 
     def detokenizer(self) -> Detokenizer:
@@ -169,7 +169,8 @@ def _check_unicode(text: str) -> None:
 
 
 def _on_purpose(form: TextFormat | None) -> Callable[[str], bool]:
-    """Whether people type a control token on purpose: to say the target language, or a blank for a model to fill in."""
+    """Return a test for control tokens that people type on purpose: the target language, or a blank for a model to fill
+    in."""
     if form is None:
         return lambda token: False
     languages = {f">>{code}<<" for code in form.languages} if form.target_in_source else set()
@@ -225,7 +226,7 @@ class _Library:
 
     @property
     def normalize(self) -> Callable[[str], str] | None:
-        """What is done to a text at first; None where it is nothing, or unknown what it takes."""
+        """The function that normalizes a text before it is split; None where there is none, or its time is unknown."""
         normalizer = self._tokenizer.normalizer if self._normalizes_soon else None
         if normalizer is None:
             return None
@@ -241,7 +242,7 @@ class _Library:
         return normalize
 
     def renamed(self, names: Mapping[str, str]) -> _Library:
-        """The same with other names of tokens."""
+        """The same tokenizer with other names of tokens."""
         other = copy.copy(self)
         try:
             other._tokenizer = type(self._tokenizer).from_str(rename(self._tokenizer.to_str(), names))
@@ -250,7 +251,7 @@ class _Library:
         return other
 
     def encode_plain(self, text: str, barred: Collection[str]) -> list[int] | None:
-        """The tokens of a text without those barred, as far as that is known without a tokenizer of its own."""
+        """Return None: these tokens are computed by a tokenizer with other names."""
         return None
 
     def encode(self, text: str) -> list[int]:
@@ -325,7 +326,7 @@ class Detokenizer:
         self._given = 0  # characters of the pending text that were given out
 
     def push(self, token: int) -> str:
-        """The text that became certain with this token; often empty while a character spans tokens."""
+        """Add a token, and return the text that became certain with it; often empty while a character spans tokens."""
         if token in self._silent or token >= self._size:
             return ""
         self._pending.append(token)
@@ -341,7 +342,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What is left when no token follows: an unfinished character as U+FFFD."""
+        """Return the text that is left after the last token: an unfinished character as U+FFFD."""
         piece = self._pending_text()[self._given :]
         self._before, self._before_text, self._pending, self._given = [], "", [], 0
         return piece
@@ -368,7 +369,8 @@ class StopStrings:
         self._held = ""  # an end of the text so far that may be the start of a stop string
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text that can be shown, and whether a stop string was found, which is left out with what follows."""
+        """Add text, and return the text that can be shown, and whether a stop string was found, which is left out with
+        what follows."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -381,7 +383,7 @@ class StopStrings:
         return text[: len(text) - held], False
 
     def flush(self) -> str:
-        """The text held back, when nothing follows."""
+        """Return the text that was held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 

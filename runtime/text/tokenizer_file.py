@@ -1,4 +1,4 @@
-"""What is looked at in a stranger's `tokenizer.json` before the tokenizers library reads it.
+"""Checks of a stranger's `tokenizer.json` before the tokenizers library reads it.
 
 While it reads, the library makes room for what a character map says that it has, and normalizes added tokens: what does
 not come to an end then cannot be interrupted. The files of checkpoints have megabytes, and are searched instead of
@@ -25,7 +25,8 @@ _PART = 1 << 20  # bytes of a normalizer; the character map of the largest known
 
 
 def _values(tokenizer: bytes | mmap.mmap, name: bytes, value: re.Pattern[bytes]) -> Iterator[re.Match[bytes]]:
-    """What follows each text `name` and is such a value. Python finds bytes ten times as fast as expressions."""
+    """Yield the matches of `value` that follow the key `name` in the file. Python finds bytes ten times as fast as
+    expressions."""
     key, at = b'"%b"' % name, -1
     while (at := tokenizer.find(key, at + 1)) >= 0:
         if found := value.match(tokenizer, at + len(key)):
@@ -33,8 +34,8 @@ def _values(tokenizer: bytes | mmap.mmap, name: bytes, value: re.Pattern[bytes])
 
 
 def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
-    """ValueError where a character map in the text of a `tokenizer.json` says that it is larger than it is: the library
-    would take as much memory as it says, or end the process."""
+    """Raise ValueError where a character map in the text of a `tokenizer.json` says that it is larger than it is: the
+    library would take as much memory as it says, or end the process."""
     for found in _values(tokenizer, b"precompiled_charsmap", _MAP):
         if b"\\u" not in found[1][:48]:  # eight letters, each of which may be an escape
             _check_character_map(found[1])
@@ -56,8 +57,8 @@ def _check_character_map(encoded: bytes) -> None:
 
 
 def check_added_tokens(tokenizer: bytes | mmap.mmap) -> None:
-    """BundleError where normalizing the added tokens of a `tokenizer.json` would make too much of them, or not come to
-    an end; ValueError where it is no JSON."""
+    """Raise BundleError where normalizing the added tokens of a `tokenizer.json` would make too much of them, or not
+    come to an end; ValueError where it is no JSON."""
     if not _ESCAPED.search(tokenizer):
         starts = [found.end() for found in _values(tokenizer, b"normalizer", _OBJECT)]
         if not starts or not any(_values(tokenizer, b"normalized", _TRUE)):

@@ -57,15 +57,15 @@ class Tokenizer(Protocol):
 
     @property
     def normalize(self) -> Callable[[str], str] | None:
-        """What is done to a text at first; None where it is nothing, or unknown what it takes."""
+        """The function that normalizes a text before it is split; None where there is none, or its time is unknown."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_plain(self, text: str, barred: Collection[str]) -> list[int] | None:
-        """Token ids of `text` without the tokens `barred`; None where that takes a tokenizer without them."""
+        """Token ids of `text` without the tokens `barred`; None where that needs another tokenizer."""
 
     def renamed(self, names: Mapping[str, str]) -> Tokenizer:
-        """The same with other names of tokens."""
+        """The same tokenizer with other names of tokens."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -154,14 +154,14 @@ class Unigram:
         return [token for word in self._words(normalized) for token in self._best(word, get)]
 
     def normalize(self, text: str) -> str:
-        """What is done to a text at first."""
+        """Normalize a text before it is split; empty where the character map is damaged."""
         try:
             return self._normalize(text)
         except (IndexError, ValueError):  # a damaged character map
             return ""
 
     def renamed(self, names: Mapping[str, str]) -> Tokenizer:
-        """The same with other names of tokens."""
+        """The same tokenizer with other names of tokens."""
         return self._full().renamed(names)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -171,7 +171,7 @@ class Unigram:
         return tokens[0].replace(SPACE, "") + "".join(tokens[1:]).replace(SPACE, " ") if tokens else ""
 
     def token(self, token_id: int) -> str | None:
-        """A token as the vocabulary writes it."""
+        """The text of a token as the vocabulary writes it."""
         known = 0 <= token_id < len(self._pieces)
         return self._added.get(token_id, self._pieces[token_id] if known else None)
 
@@ -183,7 +183,7 @@ class Unigram:
         return library
 
     def _sure(self, text: str) -> bool:
-        """Whether the text is encoded here as the library does it."""
+        """True if the text is certain to be encoded here as by the library."""
         return _OTHER.search(text) is None and (self._mark is None or self._mark.search(text) is None)
 
     def _words(self, text: str) -> list[str]:
@@ -232,13 +232,13 @@ def _know(known: bool) -> None:
 
 
 def _metaspace(part: dict[str, Any]) -> bool:
-    """Whether this puts a space in front of every text and replaces all spaces by `SPACE`, or the reverse."""
+    """True if a part puts a space in front of every text and replaces all spaces by `SPACE`, or does the reverse."""
     scheme = part.get("prepend_scheme", "always") if part.get("add_prefix_space", True) else "never"
     return bool(part["type"] == "Metaspace" and part["replacement"] == SPACE and scheme == "always")
 
 
 def _pre_tokenizer(part: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether a text is split at white space first, and whether it is at every `SPACE`."""
+    """Return two flags: a text is split at white space first; it is split at every `SPACE`."""
     apart = part["type"] == "Sequence"
     if apart:
         first, part = part["pretokenizers"]
@@ -248,7 +248,7 @@ def _pre_tokenizer(part: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def _grows_once(normalizer: dict[str, Any] | None) -> bool:
-    """Whether a normalizer makes texts longer by a character map and by Unicode's rules at most once each."""
+    """True if a normalizer makes texts longer by a character map and by Unicode's rules at most once each."""
     kinds = [part["type"] for part in flat(normalizer or {"type": None})]
     return kinds.count("Precompiled") <= 1 and sum(kind in UNICODE for kind in kinds) <= 1
 
@@ -311,5 +311,5 @@ class CharacterMap(dict[int, str]):
 
 
 def _children(unit: int) -> int:
-    """Where the children of a node of the trie are, from the node on."""
+    """Offset from a node of the trie to its children."""
     return (unit >> 10) << ((unit & 0x200) >> 6)

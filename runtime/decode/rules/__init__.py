@@ -29,27 +29,27 @@ def _asked_for(stage: str, settings: RuleSettings) -> list[Any]:
 
 
 def make_processors(settings: RuleSettings) -> list[Processor]:
-    """What changes the scores of all tokens by the text so far."""
+    """Return the rules that change the scores of all tokens by the text so far."""
     return _asked_for("scores", settings)
 
 
 def make_lowering(settings: RuleSettings) -> Lowering | None:
-    """What lowers the scores of a few tokens of one text."""
+    """Return the rule that lowers the scores of a few tokens of one text, several joined into one; None without any."""
     found: list[Lowering] = _asked_for("losses", settings)
     return Joined(found) if len(found) > 1 else next(iter(found), None)
 
 
 def make_filters(settings: RuleSettings) -> list[Filter]:
-    """What says by logits which tokens are drawn from."""
+    """Return the rules that leave out tokens by their logits."""
     return _asked_for("logits", settings)
 
 
 def make_temperature(settings: RuleSettings) -> Temperature:
-    """What makes weights of the logits that are left."""
+    """Return the rule that turns the logits that are left into weights."""
     (found,) = _asked_for("temperature", settings)
     return found  # type: ignore[no-any-return]
 
 
 def make_thresholds(settings: RuleSettings) -> list[Threshold]:
-    """What says by weights which tokens are drawn from."""
+    """Return the rules that leave out tokens by their weights."""
     return _asked_for("weights", settings)

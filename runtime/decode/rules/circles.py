@@ -41,7 +41,7 @@ def rule(settings: RuleSettings) -> Lowering | None:
 
 
 class Circles:
-    """Follows one answer to `prompt`, and lowers the logits of what would go on in a circle."""
+    """Follows one answer to `prompt`, and lowers the logits of tokens that would continue a circle."""
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         self.losses: Mapping[int, float] = NOTHING
@@ -56,14 +56,14 @@ class Circles:
         self._length = 0  # tokens before it that are those before the text's end
 
     def push(self, token: int) -> None:
-        """The text goes on with `token`."""
+        """Append `token` to the text, and set the losses for the one after it."""
         if self.losses and token not in self.losses:
             self._left += 1
         self._follow(token)
         self.losses = NOTHING if self._at < 0 else self._lost()
 
     def copy(self) -> Circles:
-        """The same text so far, to go on by itself."""
+        """Return a copy that follows the same text so far and goes on independently."""
         other = Circles.__new__(Circles)  # copy.copy takes as long as all that is copied
         vars(other).update(vars(self))
         other._text, other._last = self._text.copy(), self._last.copy()
@@ -91,7 +91,8 @@ class Circles:
         self._repeated.append(self._repeated[-1] + (before >= 0))
 
     def _lost(self) -> dict[int, float]:
-        """What follows every earlier occurrence of the last tokens, where it may not be said again."""
+        """Return the losses of the tokens that followed the earlier occurrences of the last tokens, if the text has
+        repeated more than is allowed."""
         end, repeated = len(self._text), self._repeated
         run = self._length + 1 - self._allowed(end - self._at)
         recent = repeated[end] - repeated[max(0, end - WINDOW)] - SHARE
@@ -110,7 +111,7 @@ class Circles:
         return losses
 
     def _allowed(self, period: int) -> int:
-        """How many tokens may be said again without a gap, in a circle of so many."""
+        """Maximum tokens that may be repeated without a gap, in a circle of `period` tokens."""
         if self._left:
             return GRAM
         new = len(self._text) - self._repeated[-1]

@@ -1,8 +1,8 @@
-"""What a rule is: it changes which token may come next, and is one file in this folder.
+"""The protocols of rules. A rule changes which token may come next, and is one file in this folder.
 
-The file has a name, a line of help, its traits (see `edge.registry`) and one function, `rule(settings)`: what it does
-in an answer of these settings, or None where they do not ask for it. TRAITS: its `stage`, which says what it is, and
-its `order` among the rules of that stage. The stages follow each other:
+The file has a name, a line of help, its traits (see `edge.registry`) and one function, `rule(settings)`: it returns the
+rule for an answer with these settings, or None where they do not ask for it. TRAITS: its `stage`, which says what it
+is, and its `order` within the rules of that stage. The stages follow each other:
 
 | stage | a rule of it is | and changes |
 |---|---|---|
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RuleSettings:
-    """What the rules of one text read.
+    """The inputs of the rules for one text.
 
     options: what the caller asks for: any options. bundle: the bundle's settings, for what is not asked for. ends: the
     tokens that end a text. begin: how many tokens it begins with, a prompt or the decoder's first. most: maximum tokens
@@ -63,23 +63,23 @@ Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], None]
 
 
 class Lowering(Protocol):
-    """Lowers the scores of a few tokens. It goes by token ids alone, so that a graph may keep its logits while there
+    """Lowers the scores of a few tokens. It depends on token ids alone, so that a graph may keep its logits while there
     are no losses.
 
-    losses: by how much the score of each token is lowered for the next choice; mostly of none.
+    losses: the amount by which the score of each token is lowered for the next choice; mostly empty.
     """
 
     losses: Mapping[int, float]
 
     def push(self, token: int) -> None:
-        """The text goes on with `token`."""
+        """Append `token` to the text."""
 
     def copy(self) -> Self:
-        """The same text so far, to go on by itself."""
+        """Return a copy that follows the same text so far and goes on independently."""
 
 
 class Joined:
-    """Several of these rules as one: what they take off a token's score adds up."""
+    """Several of these rules as one: their losses of a token add up."""
 
     def __init__(self, rules: Sequence[Lowering]) -> None:
         self.losses: Mapping[int, float] = {}
@@ -106,7 +106,7 @@ class Filter(Protocol):
         """The places of the logits [N] that stay, in order; None: all."""
 
     def decides(self, best: NDArray[np.float32]) -> bool:
-        """Whether the largest logits [K] of a row, in order, are enough: all that stay of the row are among them."""
+        """True if the largest logits [K] of a row, in order, decide: all tokens of the row that stay are in them."""
 
 
 class Temperature(Protocol):
@@ -123,5 +123,5 @@ class Threshold(Protocol):
         """The smallest of the weights [N] that stays."""
 
     def decides(self, best: NDArray[np.float32]) -> bool:
-        """Whether the largest weights [K] of a row, in order, are enough: they give the same threshold, and all that
-        stay of the row are among them."""
+        """True if the largest weights [K] of a row, in order, decide: they give the threshold of the whole row, and all
+        tokens of the row that stay are in them."""

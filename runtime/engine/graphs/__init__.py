@@ -1,4 +1,4 @@
-"""What runs an engine's steps, one file for each kind of graphs: `whole`, `segments`, `fixed` and `device`."""
+"""Graphs that run an engine's steps, one file for each kind: `whole`, `segments`, `fixed` and `device`."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from edge.runtime.providers.base import Binding, Buffer, Provider, Session
 
 
 class Chain:
-    """As a `Binding`, of sessions that run one after the other: what one makes and the next takes is passed on, and
-    what several take is given to each."""
+    """A `Binding` of sessions that run one after the other. An output of one that the next one reads is passed on; an
+    input of several is bound to each."""
 
     def __init__(self, provider: Provider, sessions: Sequence[Session]) -> None:
         self._parts: list[tuple[Session, Binding]] = [(session, session.bind()) for session in sessions]

@@ -1,4 +1,4 @@
-"""What graphs for a device take of its memory, before anything is loaded."""
+"""Memory of a device that its graphs need, computed before anything is loaded."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class FixedGraphs:
         return opened
 
     def shapes(self, graph: StaticGraph, context: int) -> dict[str, tuple[int, ...]]:
-        """What a graph over a cache of `context` rows takes and gives, but for an encoder's output."""
+        """Shapes of the inputs and outputs of a graph over a cache of `context` rows, except an encoder's output."""
         dims, target, size = self.bundle.manifest.dims, self.target, graph.size
         masks = dims.num_heads if target.biases else 1
         shapes: dict[str, tuple[int, ...]] = {
@@ -129,7 +129,8 @@ class FixedGraphs:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """What is opened instead of each of the target's graphs, or it itself."""
+        """The files to open, by the target's graphs: a compiled one where there is one for this device, else the graph
+        itself."""
         paths, compiled = self.target.graph_paths, self._compiled
         return {
             path: self.bundle.path(file)
@@ -152,7 +153,7 @@ class FixedGraphs:
 
     @cached_property
     def _compiled(self) -> Compiled | None:
-        """What was compiled for this device; None, and a warning, where nothing was. A simulator needs nothing."""
+        """The graphs compiled for this device. None, and a warning, where there are none; a simulator needs none."""
         device = next((each for each in self.provider.devices() if each.use == RUNS and each.kind == NPU), None)
         if device is None:
             return None
@@ -281,7 +282,7 @@ class _Bound:
         self.run = binding.run
 
     def read(self, cache: FixedCache) -> None:
-        """Let attention to an encoder's output be to the cache's."""
+        """Bind the cache's encoder output, unless it is bound already."""
         if cache.cross is not None and cache.cross is not self._cross:
             for name, buffer in cache.cross.named.items():
                 self._binding.input(name, buffer)
@@ -296,7 +297,8 @@ class _Bound:
         start: int,
         first: int,
     ) -> None:
-        """Take `tokens`, the part of a step from its token `start` on, before which the cache had `first` rows."""
+        """Write the inputs for `tokens`, the part of a step from its token `start` on. The cache had `first` rows
+        before the step."""
         count, length, capacity = len(tokens), cache.length, self._capacity
         self.rows[0, :count] = graphs._embedding[tokens]
         self.rows[0, count:] = 0
@@ -322,7 +324,7 @@ class _Bound:
             mask += distances_of(graphs._bias, self.positions, cache.positions)
 
     def ask(self, rows: NDArray[np.int64], count: int) -> None:
-        """Say which of the step's rows have logits: all, or one."""
+        """Set the rows of the step that have logits: all, or one."""
         if self.graph.rows > 1:
             self.asked[:] = np.arange(self.graph.rows)
         else:

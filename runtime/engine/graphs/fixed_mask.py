@@ -1,4 +1,4 @@
-"""What graphs of fixed sizes add to their scores: masks, and T5's biases by distance."""
+"""Terms that graphs of fixed sizes add to attention scores: masks, and T5's biases by distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps that were run, kept for the next of their shape: it allocates nothing."""
+"""Steps that ran, stored for the next one of the same shape, which then allocates nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ B = TypeVar("B")
 
 
 class KeptSteps(Generic[S, B]):
-    """Steps on each cache, by their size, the number of rows that are wanted, and what of these is; and what all steps
-    share that write the same outputs.
+    """Stores the steps on each cache by size, number of wanted rows and what is wanted of them, and the binding that
+    all steps with the same outputs share.
 
     vocab: tokens of the model. remote: whether logits stay in a device's memory.
     """
@@ -39,7 +39,7 @@ class KeptSteps(Generic[S, B]):
         return None if steps is None else steps.get((size, rows, want))
 
     def keep(self, cache: KVCache, step: S, rows: int, want: Want) -> S:
-        """Keep a new step, unless it is as large as a prompt's chunks are."""
+        """Store a new step, unless it is as large as a prompt's chunks are."""
         if isinstance(want, Likeliest):
             step.inputs[LIKELIEST_COUNT] = self._provider.adopt(np.array([want.top], np.int64))
         if step.size <= KEPT_STEP:
@@ -47,8 +47,11 @@ class KeptSteps(Generic[S, B]):
         return step
 
     def binding(self, cache: KVCache, size: int, outputs: dict[str, Buffer], bind: Callable[[KVCache, int], B]) -> B:
-        """What a step of this size shares with all kept ones that write the same outputs; larger ones, a prompt's
-        chunks, have one of their own, which goes when they ran. bind: makes it for a cache and a maximum size."""
+        """The binding for a step of this size, shared by all stored steps that write the same outputs. A larger step,
+        such as a prompt's chunk, has a binding of its own, which is freed after it ran.
+
+        bind: makes a binding for a cache and a maximum size.
+        """
         if size > KEPT_STEP:
             return bind(cache, size)
         kept, written = self._bound.setdefault(cache.seat, {}), tuple(outputs)
@@ -72,7 +75,8 @@ class KeptSteps(Generic[S, B]):
         return {"logits": self._logits.of(cache, rows)}
 
     def found(self, step: S, want: Want, first: bool) -> Any:
-        """What a step that ran was asked for, where that is not logits. first: of an answer."""
+        """Return the result of a step that ran, as `want` asks for it where that is not logits. first: the step is an
+        answer's first."""
         if isinstance(want, Likeliest):
             return Ranked(step.outputs[LIKELIEST_LOGARITHMS].array, step.outputs[LIKELIEST_TOKENS].array)
         rows: NDArray[np.int64] = step.result.array[0]

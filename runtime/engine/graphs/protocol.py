@@ -67,7 +67,7 @@ class Graphs(Protocol):
 
     @property
     def supports_batching(self) -> bool:
-        """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
+        """True if a step can run one token of each of several sequences: see `edge.runtime.batch`."""
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
         """An empty cache: see `KVCache`."""

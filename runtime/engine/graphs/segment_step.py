@@ -16,11 +16,11 @@ from edge.runtime.providers.base import Buffer, Session
 
 
 class SegmentsBinding(CacheBinding):
-    """The graph of all units, bound to one cache: what each unit counts by itself, keys and values, and what differs
-    from step to step when another step takes its turn.
+    """The graph of all units, bound to one cache. Each unit's counts, keys and values are bound once; a step's own
+    buffers are bound when another step ran before it.
 
-    maximum: tokens of its largest step. watched: the units of which the residual stream that they read is to be seen,
-    in steps of `maximum` tokens; hidden: its width.
+    maximum: tokens of its largest step. watched: the units whose input, the residual stream, is recorded, in steps of
+    `maximum` tokens; hidden: its width.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SegmentsBinding(CacheBinding):
         self.keep(cache)
 
     def run(self, route: Route) -> None:
-        """Run the step whose turn it is, over tokens that the cache has taken up already."""
+        """Run the bound step through the units of `route`. The cache has appended the step's tokens already."""
         if route != self._route:
             self._route = ()  # should it be interrupted on the way
             self._runs[:] = False
@@ -82,7 +82,7 @@ class SegmentsBinding(CacheBinding):
         self._bound.run()
 
     def attend(self, cache: SegmentedCache, route: Route, tree: Tree | None, size: int) -> None:
-        """Set what each of `size` tokens attends to of the rows that each unit holds: all before it where there is no
+        """Set the rows that each of `size` tokens attends to in each unit: all rows before the token where there is no
         tree."""
         if tree is None:
             if self._masked:
@@ -103,13 +103,13 @@ class SegmentsBinding(CacheBinding):
                 bias.array[0, 0, :size, : cache.held[unit]] = tree.bias[:, cache.ran[unit, : cache.length]]
 
     def limit(self, limits: NDArray[np.float32] | None) -> None:
-        """What the next step's units are left out by, [U] (see `edge.runtime.kernels.units`); None: by
-        nothing."""
+        """Set the limits [U] by which units are left out in the next step (see `edge.runtime.kernels.units`); None:
+        none is left out."""
         self._limits[:, 0] = NO_LIMIT if limits is None else limits
 
     @property
     def watches(self) -> bool:
-        """Whether the residual stream is to be seen."""
+        """True if the residual stream of some units is recorded."""
         return bool(self._stream)
 
     def stream_at(self, unit: int) -> NDArray[np.float32]:

@@ -111,12 +111,12 @@ class SegmentedGraph:
 
     @property
     def by_row(self) -> bool:
-        """Whether each of several sequences in a step may run through other units."""
+        """True if the sequences of one step may run through different units."""
         return self._routed
 
     @property
     def free(self) -> bool:
-        """Whether sequences in a step need not be alike: each has units of its own, or all tokens run through the
+        """True if the sequences of a step need no common route: each has its own units, or all tokens run through the
         same."""
         return self.by_row or self.policy.uniform
 
@@ -131,7 +131,7 @@ class SegmentedGraph:
         return self.policy.route(cache, 1)
 
     def next_limits(self, cache: KVCache) -> NDArray[np.float32] | None:
-        """By what the next token in a cache leaves out units itself: see `SkipPolicy.limits`."""
+        """Limits by which the next token in a cache leaves out units while it runs: see `SkipPolicy.limits`."""
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         return self.policy.limits(cache)
 
@@ -146,12 +146,12 @@ class SegmentedGraph:
         return SegmentedCache(self.provider, self.kv, rows, self._layers, cross, spare, exact, placed)
 
     def weight(self, unit: int) -> float:
-        """How many layers a unit is; a half counts half."""
+        """Size of a unit in layers; half a layer counts 0.5."""
         segment = self.bundle.manifest.segments[unit]
         return len(segment.layers) / (1 if segment.part in ("start", "layers", "end") else 2)
 
     def layers_run(self, cache: KVCache) -> float:
-        """How many layers the tokens of a cache's last step ran through, all together."""
+        """Layers that ran in a cache's last step, summed over its tokens."""
         assert isinstance(cache, SegmentedCache) and cache.last_step is not None, "no step was run"
         route, step = cache.last_step
         assert isinstance(step, SegmentStep)
@@ -171,7 +171,8 @@ class SegmentedGraph:
 
     @contextmanager
     def through(self, cache: KVCache, route: Route) -> Iterator[None]:
-        """The steps on `cache` inside run the units of `route`; those on other caches what the policy chooses."""
+        """Make steps on `cache` run the units of `route` within this context; steps on other caches follow the
+        policy."""
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         cache.forced = route
         try:
@@ -201,7 +202,7 @@ class SegmentedGraph:
         return SegmentsBinding(self.session, cache, maximum, self.policy.watched if watched else (), hidden)
 
     def _observing(self, cache: SegmentedCache) -> bool:
-        """Whether the policy wants to see the residual stream of the next step."""
+        """True if the policy reads the residual stream of the next step."""
         return cache.forced is None and bool(self.policy.watched) and cache.length < cache.prompt
 
     def _compute(self, cache: SegmentedCache, step: SegmentStep, tree: Tree | None) -> None:

@@ -102,7 +102,7 @@ def check_sessions(bundle: Bundle, sessions: dict[str, Session], encoder: Encode
 
 
 def batches(bundle: Bundle, variant: Variant, session: Session) -> bool:
-    """Whether the graph takes a token of each of several sequences."""
+    """True if the graph can run one token of each of several sequences."""
     if bundle.manifest.short_rope is not None:  # each may have other factors
         return False
     return (variant.role == KV8 and session.supports_batching) or bundle.manifest.graph(variant.role).batch
