@@ -53,7 +53,7 @@ class Bundle:
 
     @property
     def guarded(self) -> bool:
-        """Whether its graph `skip` is in the same units as what our kernels run."""
+        """True if the units of its graph `skip` are those that the project's kernels run."""
         return False
 
     @cached_property
@@ -62,8 +62,8 @@ class Bundle:
         return {file.path: file.size for file in self.manifest.files}
 
     def has(self, name: str) -> bool:
-        """Whether the bundle has this file: what the manifest does not list is no part of it, for nobody checks it. One
-        that is being written lists nothing yet, and has what is there."""
+        """True if the bundle has this file. A file that the manifest does not list is not part of the bundle, because
+        nothing checks it. A bundle that is still being written lists nothing yet, and has the files that exist."""
         return name in self.sizes if self.sizes else (self.root / name).is_file()
 
     def size(self, name: str) -> int:
@@ -71,8 +71,8 @@ class Bundle:
         return self.sizes[name] if self.sizes else (self.root / name).stat().st_size
 
     def path(self, name: str) -> Path:
-        """Where a file of the bundle is, or would be, given its name in the manifest. To read one that `open_bundle`
-        does not ask for, take `file`."""
+        """Return the path of a file of the bundle, given its name in the manifest; the file need not exist. To read a
+        file that `open_bundle` does not require, use `file`."""
         return self.root / name
 
     def file(self, name: str) -> Path:
@@ -136,7 +136,8 @@ class Bundle:
             drop_oldest(store.parent, made=store)
 
     def _stamp(self) -> dict[str, list[Any]]:
-        """What identifies each file's content without reading it: wanted sha256, size, mtime, ctime, inode."""
+        """Return data that identify each file's content without reading it: expected sha256, size, mtime, ctime,
+        inode."""
         stamp: dict[str, list[Any]] = {}
         for file in self.manifest.files:
             stat = self.path(file.path).stat()
@@ -227,14 +228,14 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 @dataclass(frozen=True)
 class TensorSpan:
-    """Where a tensor's bytes lie in `weights.bin`."""
+    """The offset and length of a tensor in `weights.bin`, in bytes."""
 
     offset: int
     length: int
 
 
 class Tensors(Protocol):
-    """Where tensors are written."""
+    """Writer that tensors are appended to."""
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
         """Append a tensor; a name is written once and then returned again."""

@@ -1,4 +1,4 @@
-"""What the optional dependencies add, and the sentence that says which of them is missing."""
+"""The optional dependencies: the feature that each adds, and the sentence that names a missing one."""
 
 from __future__ import annotations
 

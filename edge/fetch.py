@@ -95,7 +95,8 @@ def pull(
 
 
 def _intact(entry: Entry, tell: Say) -> Path | None:
-    """What was fetched earlier, where it still is what the catalog names; else it makes room."""
+    """Return the model fetched earlier if it still matches the catalog. A damaged one is removed, so that it can be
+    fetched again."""
     for source in entry.sources:
         here = catalog.local_from(entry, source)
         if here is None:

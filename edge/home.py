@@ -1,7 +1,8 @@
-"""Where `edge` keeps what it can make or fetch again: downloaded models, stamps of checked bundles, measured costs.
+"""The cache folder of `edge`: files that can be recreated or fetched again, such as downloaded models, stamps of
+checked bundles and measured costs.
 
-What is there is for its owner alone: folders and files are made so, and a file that belongs to somebody else is not
-used, for whoever made it can change it.
+It is private to its owner: folders and files are created so. A file that belongs to another user is not used, because
+that user can change it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _warn_without(why: str) -> None:
 
 
 def curves_dir() -> Path:
-    """Where the cost curves that `edge profile` measures are kept; it is there once one was."""
+    """Return the folder of the cost curves that `edge profile` measures. It exists once one was measured."""
     return cache_dir() / "curves"
 
 
@@ -90,7 +91,7 @@ def expanded(path: str) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder, as far as this user may see."""
+    """True if the path is a folder that this user can access."""
     try:
         return path.is_dir()
     except OSError:
@@ -135,7 +136,7 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is there and belongs to this user; a warning says where it is somebody else's."""
+    """True if a file or folder exists and belongs to this user. A warning names one that belongs to another user."""
     try:
         return _is_own(path.stat(), path)
     except OSError:
@@ -152,7 +153,7 @@ def read_own(path: Path) -> str:
 
 
 def read_own_json(path: Path) -> Any:
-    """What a small file of the cache holds as JSON; None where there is none that can be read."""
+    """Return the content of a small JSON file of the cache; None if it is missing or cannot be read."""
     try:
         return json.loads(read_own(path))
     except (OSError, ValueError, RecursionError):
@@ -283,7 +284,7 @@ def _remove(entry: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """True if a process with this number exists. Always true on Windows, where `os.kill` would end the process."""
     if sys.platform == "win32":  # os.kill would end it
         return True
     try:

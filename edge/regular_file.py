@@ -49,7 +49,7 @@ def read_regular(path: Path, maximum: int) -> bytes:
 
 
 def status_of(path: Path) -> os.stat_result:
-    """What the system says of a regular file; OSError as `open_regular`."""
+    """Return the `stat` result of a regular file; OSError as for `open_regular`."""
     try:
         found = path.stat()
     except ValueError:

@@ -26,7 +26,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, and RENAME_SWAP of macOS
 
 
 def real_place(path: str | Path) -> Path:
-    """Where a folder of this name is, or would be: links are followed, and `.` and `..` have names."""
+    """Return the path with links followed and `.` and `..` resolved; the path need not exist."""
     return Path(os.path.realpath(path))
 
 
@@ -123,8 +123,8 @@ def sweep(place: Path) -> None:
 
 
 def put_back(path: Path) -> Path | None:
-    """Where nothing is at a place, put back what a killed writer had moved away from it, or wait a moment for a living
-    one. The path of what could not be put back; None where there is nothing to say."""
+    """Restore a path that a killed writer had moved away, if nothing is there; wait a moment for a writer that still
+    runs. Return the path of the file or folder that could not be restored, else None."""
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return None
     until = time.monotonic() + WAIT_S
@@ -147,7 +147,7 @@ def put_back(path: Path) -> Path | None:
 
 
 def _left(place: Path, ending: str) -> Iterator[tuple[Path, int]]:
-    """What writers of a place have next to it, and whose it is."""
+    """Yield the files and folders that writers of a path left next to it, each with its writer's process number."""
     start = f".{place.name}."
     for name in sorted(each.name for each in place.parent.iterdir()):
         owner = name.removeprefix(start).removesuffix(ending)
@@ -156,5 +156,6 @@ def _left(place: Path, ending: str) -> Iterator[tuple[Path, int]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether another process has this number: this one's was an earlier one's, for it starts only now."""
+    """True if another process has this number. This process's number belonged to an earlier writer, as it starts only
+    now."""
     return pid != os.getpid() and is_running(pid)

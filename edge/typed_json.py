@@ -127,7 +127,8 @@ def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
 
 
 def _usable(raw: Any) -> bool:
-    """Whether other libraries can take a value of JSON's own types."""
+    """True if other libraries accept a scalar that was read from JSON: no lone surrogate, no infinity or NaN, no
+    integer of more than 64 bits."""
     if isinstance(raw, str):
         return raw.isascii() or not _HALF.search(raw)
     if isinstance(raw, float):
