@@ -1,4 +1,5 @@
-"""What a step of a bundle's graphs for a kind of device moves and multiplies, and what that takes a chip at least."""
+"""Costs of a step of a bundle's graphs for a kind of device: bytes moved, multiply-adds, and the minimum time on a
+chip."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def targets_of(bundle: Bundle) -> list[Target]:
 
 
 def for_cuda(bundle: Bundle) -> DeviceTarget | None:
-    """What the bundle has for CUDA. BundleError where it cannot be read."""
+    """Return the bundle's target for CUDA; None if it has none. BundleError if it cannot be read."""
     return read_device_target(bundle, CUDA) if has_target(bundle, CUDA) else None
 
 

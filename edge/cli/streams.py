@@ -68,7 +68,7 @@ def _flushed(stream: TextIO) -> bool:
 
 
 def _only_read(stream: TextIO) -> bool:
-    """Whether a shell opened a stream of ours to be read: `1</dev/null`."""
+    """True if a shell opened an output stream for reading: `1</dev/null`."""
     if sys.platform == "win32":
         return False
     import fcntl

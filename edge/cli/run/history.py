@@ -1,4 +1,4 @@
-"""What was typed in chats, kept in the cache folder from one session to the next, for its owner alone."""
+"""The history of chat input, stored in the cache folder between sessions. It is private to its owner."""
 
 from __future__ import annotations
 

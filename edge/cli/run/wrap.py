@@ -84,7 +84,7 @@ class Wrapped:
             self._flows = True
 
     def _may_break(self, character: str) -> bool:
-        """Whether a line may end before this character, where no blank is."""
+        """True if a line may end before this character without a blank."""
         before = self._word[-1:]
         if not before or not (_is_ideograph(character) or _is_ideograph(before)):
             return False
@@ -110,7 +110,7 @@ class Wrapped:
         self._blank = self._word = ""
 
     def _is_code(self, character: str) -> bool:
-        """Whether the first character of a line, after blanks, begins one of a table or of code."""
+        """True if the first character of a line, after blanks, begins a line of a table or of code."""
         blank = self._line[:-1]
         if blank.strip() or self._word:
             return False
@@ -137,7 +137,7 @@ def fold(text: str, width: int) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns a text takes."""
+    """Return the number of columns that a text needs."""
     if not text or max(text) < COMBINING:
         return len(text)
     from rich.cells import cell_len  # 15 ms
@@ -151,7 +151,7 @@ def _wrapped(column: int, width: int) -> int:
 
 
 def _is_ideograph(character: str) -> bool:
-    """Whether a character is of a script that is written without blanks in wide characters: Korean has blanks."""
+    """True if a character is wide and its script is written without blanks. Korean has blanks."""
     if character < "\u1100" or "\uac00" <= character <= "\ud7a3":
         return False
     return unicodedata.east_asian_width(character) in ("W", "F")
