@@ -92,7 +92,7 @@ def _without(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
-    """What an older config.json says about generating; `complete` leaves it out, as transformers 5 does."""
+    """Return the generation settings in an older config.json. `complete` omits them, as transformers 5 does."""
     from transformers import GenerationConfig
 
     return {key: raw[key] for key in vars(GenerationConfig()) if raw.get(key) is not None}
@@ -138,8 +138,8 @@ class Made:
 
 
 def optional_tensors(model: Any) -> dict[str, Made]:
-    """What a checkpoint may leave out: sinusoidal positions, which are parameters of some models, and the zeros of a
-    buffer that is added to the logits."""
+    """Return the tensors that a checkpoint may omit: sinusoidal positions, which are parameters of some models, and the
+    zeros of a buffer that is added to the logits."""
     import torch
 
     made = {}
@@ -237,7 +237,7 @@ def refuse_leftovers(leftovers: list[str], where: str) -> None:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Its advice about configurations is for training and would bury this command's own lines."""
+    """Silence transformers. Its advice about configurations is for training and would hide this command's output."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -40,20 +40,20 @@ class Tensor(Protocol):
 
     @property
     def type(self) -> str:
-        """As `Checkpoint.stored_type` says it."""
+        """The stored type, as of `Checkpoint.stored_type`."""
         ...
 
     @property
     def form(self) -> Format | None:
-        """That of `blocks`."""
+        """The format of `blocks`."""
         ...
 
     def read(self, rows: slice | None = None) -> NDArray[np.float32]:
-        """All of it, or some rows; CheckpointError where it holds NaN or infinity."""
+        """Return the tensor or some of its rows; CheckpointError if it has NaN or infinity."""
         ...
 
     def blocks(self) -> QTensor | None:
-        """Its integers, where they fit a form that graphs have."""
+        """Return the tensor's integers if their format is one that graphs have, else None."""
         ...
 
 
@@ -205,7 +205,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is one; False too of a name that no file can have."""
+    """True if it is a file; False also for a name that no file can have."""
     try:
         return path.is_file()
     except OSError:  # longer than names are

@@ -55,11 +55,11 @@ class Described:
 
 
 def method_of(root: Path, config: Mapping[str, Any]) -> Described | None:
-    """How a folder says that its weights are quantized, in config.json (`config`) or next to it; None where it does
-    not.
+    """Return the quantization method that a folder states, in config.json (`config`) or next to it; None if it states
+    none.
 
     Raises:
-        CheckpointError: by a method that is not known here, or in a way that is not.
+        CheckpointError: the method is not known here, or is described in an unknown form.
     """
     path, said, default = root / "config.json", _field(config), None
     if said is None:
