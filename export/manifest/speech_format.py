@@ -1,4 +1,4 @@
-"""What a speech bundle's manifest says of Whisper's special tokens, from a checkpoint's generation settings."""
+"""Whisper's special tokens in the manifest of a speech bundle, from a checkpoint's generation settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FRAMES = 1500  # that the encoder makes of a window
 
 
 def speech(checkpoint: Checkpoint) -> Speech:
-    """The ids by the tokens' names; which are suppressed, and whether there are languages, by the generation settings.
+    """Return the speech format: ids of special tokens by their names. The generation settings say which tokens are
+    suppressed, and whether there are languages.
 
     Raises:
         ExportError: the tokenizer lacks a token that transcribing needs.
