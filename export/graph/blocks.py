@@ -22,7 +22,7 @@ from edge.export.graph.weights import Weights
 
 @dataclass
 class Step:
-    """What all layers of one step share: the graph's inputs, and the caches they hand back."""
+    """State that all layers of one step share: the graph's inputs, and the caches that the layers return."""
 
     position_ids: Value  # [1, S] int64
     seqlens_k: Value  # [1] int32

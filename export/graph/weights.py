@@ -1,4 +1,4 @@
-"""The way of a model's tensors into `weights.bin`: each is written once, and graphs point at its bytes."""
+"""Writer of a model's tensors into `weights.bin`: each is written once, and graphs point at its bytes."""
 
 from __future__ import annotations
 
@@ -128,12 +128,12 @@ class Weights:
         return parameter(self._tensor(name, values))
 
     def rows(self, name: str) -> int:
-        """How many outputs the matrix `name` has."""
+        """Return the number of outputs of the matrix `name`."""
         weight = self._matrix(name)
         return int((weight.values if isinstance(weight, FloatTensor) else weight.q).shape[0])
 
     def groups(self) -> list[TensorGroup]:
-        """What was stored so far, by group."""
+        """Return the statistics of the tensors stored so far, by group."""
         return [tally.group(name) for name, tally in self._tallies.items()]
 
     def _matrix(self, name: str) -> Weight:

@@ -92,7 +92,7 @@ def stacks(
 
 
 class SelfAttention(EncoderAttention):
-    """An encoder layer's, by T5's names."""
+    """Self-attention of an encoder layer, by T5's names."""
 
     def __init__(self, config: Any, weights: Weights, i: int):
         super().__init__(weights, f"encoder.block.{i}.layer.0.SelfAttention", config.num_heads, SCALE, names=PROJ)
@@ -188,7 +188,8 @@ def bias_values(
 
 
 def gguf_config(m: Metadata) -> dict[str, Any]:
-    """What llama.cpp's graph of T5 computes: the reach of distances and the activations are not in the file."""
+    """Return the configuration of llama.cpp's graph of T5. The maximum distance and the activations are not in the
+    file."""
     gated, tied = m.has("enc.blk.0.ffn_gate.weight"), not m.has("output.weight")
     layers, heads = m.size("block_count"), m.size("attention.head_count")
     return {
