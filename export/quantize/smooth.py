@@ -140,7 +140,7 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
 
 
 def layer_norms(checkpoint: Checkpoint) -> Norms:
-    """The norms of its layers, as its family says.
+    """Return the norms of a model's layers, as its family states them.
 
     Raises:
         ExportError: the family is unknown, or does not say.
