@@ -95,7 +95,7 @@ class CUDA(CPU):
         return stored.weight.dtype if isinstance(stored, StoredFloat) else stored.scales.dtype
 
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:
-        """All of it: to an operator the total length is what the caches have room for."""
+        """Return x itself: for CUDA's operators the total length is the capacity of the caches."""
         return x
 
     def attention(
@@ -141,7 +141,7 @@ class CUDA(CPU):
         return self.fused.GroupQueryAttention(*inputs, _outputs=3, **attributes)
 
     def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
-        """As the CPU's; Pad has no form for bfloat16."""
+        """Convolve as the CPU's `convolution` does, without Pad, which does not support bfloat16."""
         assert weight.shape is not None
         rows = weight.shape[0]
         assert isinstance(rows, int), "weights have sizes"

@@ -1,4 +1,4 @@
-"""A model's weights as its graphs for CUDA take them."""
+"""A model's weights in the form of its graphs for CUDA."""
 
 from __future__ import annotations
 

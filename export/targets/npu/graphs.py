@@ -35,7 +35,7 @@ DECODER, ENCODER = "decoder", "encoder"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph is made for: tokens of a step, rows of them that have logits, and rows of the cache."""
+    """The sizes of a graph: tokens of a step, rows of them that have logits, and rows of the cache."""
 
     size: int
     rows: int

@@ -36,7 +36,7 @@ Uses = Sequence[tuple[ir.Node, int]]  # nodes, and which of their inputs
 
 @dataclass(frozen=True)
 class Grid:
-    """What values are rounded to: ``scale * (q - zero)``."""
+    """The grid that values are rounded to: ``scale * (q - zero)``."""
 
     scale: NDArray[np.float32]
     zero: NDArray[np.int8] | NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.int16] | NDArray[np.int32]
