@@ -177,7 +177,8 @@ def refuse_other(work: Path, what: str, same: dict[str, Any], have: dict[str, An
 
 
 def identity(checkpoint: Checkpoint, settings: Settings, sources: Sequence[Path]) -> dict[str, Any]:
-    """What a run must agree with to be resumed: settings by name, and what is in the files of data and prompts.
+    """Return the data that a run must share with an earlier one to resume it: settings by name, and a hash of the data
+    and prompt files.
 
     Raises:
         InputError: one of them cannot be read.

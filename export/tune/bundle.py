@@ -35,9 +35,9 @@ FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tuned bundle costs and brings, on sequences that were not trained on.
+    """Costs and quality of a tuned bundle, on sequences that were not trained on.
 
-    untuned, tuned: perplexities with all layers. policies: of the tuned bundle.
+    untuned, tuned: perplexities with all layers. policies: figures of the tuned bundle under skip policies.
     """
 
     untuned: float
