@@ -31,7 +31,8 @@ def place_of_base(folder: Path, base: str) -> Path | None:
 
 
 def local_base(folder: Path) -> Path | None:
-    """The same of the base that the folder's configuration names."""
+    """Return the local path of the base model that the folder's configuration names, as `place_of_base`; None if there
+    is none."""
     path = folder / CONFIG
     try:
         if not is_adapter(folder) or path.stat().st_size > _MOST:

@@ -200,7 +200,7 @@ def _unreadable(path: Path, error: OSError) -> BundleError:
 
 
 def check_inside(root: Path, name: str) -> None:
-    """BundleError where a name that a file of the bundle states leads out of it."""
+    """Raise BundleError if a file name in the bundle leads out of it."""
     pure = PurePosixPath(name)
     inside = name and not pure.is_absolute() and ".." not in pure.parts and not re.search(r"[\\:\0]", name)
     if not inside or not is_within(root, name):
@@ -317,7 +317,7 @@ class BundleWriter:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Within it, what the system refuses to write is an ExportError about the target."""
+        """Turn the system's refusals to write, within the block, into an ExportError about the target."""
         with _disk_errors(self.target):
             yield
 

@@ -38,12 +38,12 @@ def extra_of(error: ModuleNotFoundError) -> str | None:
 
 @contextmanager
 def needing(what: str, extra: str | None = None, *, instead: str = "") -> Iterator[None]:
-    """Within it, and as a decorator, a package that is not installed becomes a sentence. what: needs it. extra: brings
-    all that is needed; default: the smallest that brings what was not found. instead: what does without the extra
-    `export`.
+    """Context manager and decorator that turns a missing package into a sentence. what: needs the package. extra:
+    installs all that is needed; default: the smallest extra that has the missing package. instead: advice for doing
+    without the extra `export`.
 
     Raises:
-        MissingExtraError: something of an extra was not found.
+        MissingExtraError: a package of an extra is missing.
     """
     try:
         yield

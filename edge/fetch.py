@@ -230,8 +230,8 @@ def _snapshot(repo: str, revision: str | None, wanted: Choose = hub_files, *, ag
 
 
 def _connect(endpoint: str) -> None:
-    """OSError where a server cannot be reached. The hub's library tries for 30 s, and says so each time; behind a proxy
-    only it can tell."""
+    """Raise OSError if a server cannot be reached. The hub's library would try for 30 s and print each attempt. Behind
+    a proxy only the library can tell."""
     parts = urllib.parse.urlsplit(endpoint)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):

@@ -198,9 +198,9 @@ def part_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
-    threads and processes may do so at the same time. In the cache it is for its owner alone, and replaces a folder too.
-    OSError where it cannot be written."""
+    """Yield the path of another file, which replaces `path` once it is written; a missing folder is created. Several
+    threads and processes may do so at the same time. In the cache the file is private to its owner, and replaces a
+    folder too. OSError if it cannot be written."""
     part, cached = part_of(path), _in_cache(path)
     try:
         make_folder(path.parent)

@@ -106,7 +106,7 @@ class StaticEncoder:
 
 @dataclass(frozen=True)
 class Shorter:
-    """The same graphs over a cache of fewer rows."""
+    """Graphs of the same steps over a cache of fewer rows."""
 
     context: int
     graphs: list[StaticGraph]
@@ -254,8 +254,8 @@ def _unusable(path: str, fault: str) -> BundleError:
 
 
 def read_target(bundle: Bundle, name: str) -> Target:
-    """BundleError where it cannot be read, is of a version that this edge does not know, or states sizes that its files
-    do not have."""
+    """Return the target of this name. BundleError if it cannot be read, is of a version that this edge does not know,
+    or states sizes that its files do not have."""
     path, target = _read(bundle, name, Target)
     for file in target.files:
         check_inside(bundle.root, file)

@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 
 
 def check_app(phone: Phone) -> None:
-    """PhoneError where the app is not there, or cannot be written to."""
+    """Raise PhoneError if the app is not installed, or is not a debug build, whose files alone adb may write."""
     if not phone.shell(f"pm path {PACKAGE}").output.startswith("package:"):
         raise PhoneError(
             f"The app {PACKAGE} is not on the phone {phone.serial}; build it with android_demo/app/build_apk.py, and "

@@ -59,7 +59,7 @@ class Comparison:
     differences: list[tuple[str, str, str]]  # setting, its value in a, its value in b
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the comparison for JSON."""
         more = ({"ratio": row.ratio, "certain": row.certain, "better": row.better or None} for row in self.rows)
         rows = [dataclasses.asdict(row) | each for row, each in zip(self.rows, more, strict=True)]
         return {"differences": [{"setting": s, "a": a, "b": b} for s, a, b in self.differences], "rows": rows}

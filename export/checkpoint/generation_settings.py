@@ -69,6 +69,6 @@ def gguf_settings(header: GGUFHeader) -> dict[str, Any]:
 
 
 def check_settings(raw: Mapping[str, Any], where: str) -> None:
-    """CheckpointError where a setting that shapes what is generated is of another type than transformers'."""
+    """Raise CheckpointError if a setting that shapes the generated text is of another type than transformers'."""
     known = {name: raw[name] for name in (field.name for field in dataclasses.fields(_Settings)) if name in raw}
     typed(known, _Settings, where, advice="fetch the checkpoint again", error=CheckpointError)

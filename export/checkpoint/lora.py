@@ -161,7 +161,7 @@ class LoRACheckpoint(FolderCheckpoint):
         return name not in self._changes and name not in self._whole
 
     def _check(self) -> None:
-        """CheckpointError where the configuration asks for more than `_Change` does."""
+        """Raise CheckpointError if the configuration asks for more than `_Change` supports."""
         kind = self._said.get("peft_type")
         if kind != "LORA":
             called = kind if isinstance(kind, str) else "an unnamed kind"

@@ -58,7 +58,8 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
 
 
 def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> None:
-    """CheckpointError where a layer, a head or a width is counted below one, or more layers than tensors name."""
+    """Raise CheckpointError if a layer count, a head count or a width is below one, if there are more positions than
+    any model has, or more layers than tensors name."""
     layers = len({part for name in tensors for part in name.split(".") if part.isdecimal()})
     parts = [raw, *(raw.get(name) for name in ("text_config", "encoder", "decoder"))]
     for part in (part for part in parts if isinstance(part, Mapping)):
@@ -226,7 +227,7 @@ def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
 
 
 def refuse_leftovers(leftovers: list[str], where: str) -> None:
-    """CheckpointError where there are tensors for which a configuration has no place."""
+    """Raise CheckpointError if there are tensors that the configuration has no use for."""
     if leftovers:
         more = f" and {len(leftovers) - 1} more" if len(leftovers) > 1 else ""
         raise CheckpointError(

@@ -79,7 +79,8 @@ class Lowering(OpBuilder, ABC):
 
     @abstractmethod
     def product(self, x: Any, matrix: Linear) -> Value:
-        """x W^T + b of a stored matrix W [N, K]: [B, S, K], or what `shared` made of it, to [B, S, N]."""
+        """Return x W^T + b for a stored matrix W [N, K]: from [B, S, K], or from the result of `shared`, to [B, S,
+        N]."""
 
     def logits(self, x: Value, matrix: Linear) -> Value:
         """The product of the output head, in float32."""

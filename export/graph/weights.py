@@ -190,7 +190,7 @@ def external(name: str, offset: int, length: int, dtype: ir.DataType, shape: Seq
 
 
 def view(tensor: ir.ExternalTensor | ir.Tensor, shape: Sequence[int]) -> ir.ExternalTensor | ir.Tensor:
-    """The same bytes under another shape: those of `weights.bin`, or in memory."""
+    """Return a tensor with another shape over the same bytes, in `weights.bin` or in memory."""
     if isinstance(tensor, ir.Tensor):
         return ir.Tensor(tensor.numpy().reshape(shape), name=tensor.name)
     assert tensor.offset is not None and tensor.length is not None

@@ -63,7 +63,8 @@ def speech(checkpoint: Checkpoint) -> Speech:
 
 
 def check_window(checkpoint: Checkpoint) -> None:
-    """ExportError where the encoder hears windows of another length than every Whisper's, which the frontend makes."""
+    """Raise ExportError if the encoder's windows have another length than those of the frontend, which is every
+    Whisper's."""
     if (frames := checkpoint.config["max_source_positions"]) != FRAMES:
         raise ExportError(
             f"{checkpoint.name} hears windows of {frames} frames, and every Whisper that can be exported hears "

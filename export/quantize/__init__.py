@@ -55,7 +55,7 @@ def watch(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArr
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:
-    """ExportError where `weights` cannot have blocks of this size. None: the method's own size."""
+    """Raise ExportError if `weights` cannot have blocks of this size. None: the method's default size."""
     if block_size is None:
         return
     if not METHODS.find(weights).traits.get("blocks", True):

@@ -47,7 +47,7 @@ class Decoder:
 
     @property
     def head(self) -> nn.Parameter:
-        """[vocabulary, hidden]; the embedding itself where the two are tied."""
+        """Weight of the head [vocabulary, hidden]; the embedding if the two are tied."""
         weight: nn.Parameter = self.model.lm_head.weight
         return weight
 

@@ -83,7 +83,7 @@ def _own_blocks(checkpoint: Checkpoint, name: str) -> QTensor:
 
 
 def _refitted(blocks: QTensor, bits: int, block_size: int) -> QTensor:
-    """The same values with as many bits or more, in blocks as large or smaller."""
+    """Return the same values with `bits` bits or more, in blocks of `block_size` or smaller."""
     if times := blocks.block_size // block_size - 1:
         count = -(-blocks.q.shape[1] // block_size)
         parts = {"scales": blocks.scales, "zero_points": blocks.zero_points}

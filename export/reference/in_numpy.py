@@ -238,7 +238,7 @@ def with_rows(x: Floats, checkpoint: Checkpoint, head: str, vocab: int) -> Float
 
 
 def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """x [..., T, D] with pairs of channels, one of each half of those that are rotated, turned by their position."""
+    """Rotate x [..., T, D] by position: pairs of channels, one of each half of the rotated ones."""
     half = cos.shape[1]
     a, b = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)

@@ -83,7 +83,8 @@ def _in_gguf(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
 
 
 def _in_folder(root: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Of a folder with safetensors, whose integers are the model's; of no other."""
+    """Yield the shapes and types in a folder with safetensors whose integers are the model's; nothing for other
+    folders."""
     config = json.loads((root / "config.json").read_text(encoding="utf-8"))
     if is_adapter(root) or any(config.get(key) for key in QUANTIZED):
         return
@@ -97,7 +98,7 @@ def _in_folder(root: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
 
 
 def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """Of a file of safetensors: 8 bytes of its length, and JSON."""
+    """Read the header of a file of safetensors: 8 bytes of its length, and JSON."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         if size > MOST_HEADER:

@@ -32,11 +32,10 @@ MIN_EXPLAINED = 0.03  # of the variance: less is explained by chance
 
 @dataclass(frozen=True)
 class Needs:
-    """Of N answers and R units.
+    """Needs of N answers for R units.
 
-    costs: nats a token [N, R] that an answer loses without a unit, more than without another one in the mean.
-    seen: [N, R, H], the mean over the prompt of the residual stream that the unit is about to read, divided by its root
-    mean square.
+    costs: nats a token [N, R] that an answer loses without a unit, relative to the mean unit. seen: [N, R, H], the mean
+    over the prompt of the residual stream that the unit is about to read, divided by its root mean square.
     """
 
     costs: NDArray[np.float64]
@@ -84,8 +83,8 @@ def measure(network: Network, units: Sequence[Sequence[int]], out: int, batches:
 
 
 def _sets(units: int, out: int) -> NDArray[np.float64]:
-    """[sets, R]: 1 where a set leaves a unit out. All sets where they are few, else those of some draws whose losses
-    say most surely what each unit costs."""
+    """Return the sets of units to leave out [sets, R]: 1 where a set leaves a unit out. All sets if they are few, else
+    those of the draw whose losses determine the cost of each unit best."""
     count = SETS * units
     if math.comb(units, out) <= count:
         every = list(itertools.combinations(range(units), out))

@@ -71,7 +71,8 @@ class Network:
     def logits(
         self, tensors: Tensors, gate: Gate | None, *, adapted: bool = True, feed_forward: bool = False
     ) -> torch.Tensor:
-        """[N, V] float32 of the answers' tokens, one sequence's after the other's, where `gate` says what is left out.
+        """Return the logits [N, V] float32 of the answers' tokens, one sequence after another; `gate` says what is left
+        out.
 
         adapted: with the adapters; without them and gates it is the model that is tuned. feed_forward: the gates are
         those of feed-forward blocks, not of layers.

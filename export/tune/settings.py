@@ -52,7 +52,7 @@ class Settings:
     penalty: float | None = None
 
     def check(self) -> None:
-        """Raises InputError where a value is out of its range."""
+        """Raise InputError if a value is out of its range."""
         for name, value, minimum in (
             ("--steps", self.steps, 1),
             ("--batch", self.batch, 1),

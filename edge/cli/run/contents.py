@@ -71,13 +71,13 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
 
 
 def _files(given: Path) -> list[Path]:
-    """Those that an export reads: of an adapter its base's, too."""
+    """Return the files that an export reads; those of an adapter include its base's."""
     base = local_base(given) if given.is_dir() else None
     return [*_own_files(given), *([] if base is None else _own_files(base))]
 
 
 def _own_files(given: Path) -> list[Path]:
-    """Those of one model, by name. In a folder the weights are safetensors where there are any of these."""
+    """Return the files of one model, by name. If a folder has weights in safetensors, its other weights are omitted."""
     if not given.is_dir():
         return [file for file in parts_of(given) if file.exists()]
     names = []

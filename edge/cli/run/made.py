@@ -116,7 +116,7 @@ def _place(bundle: Path) -> str | None:
 
 
 def last_used(bundle: Path) -> float:
-    """Of one that says a time to come, nothing is known."""
+    """Return the time of the last use; 0 if it is unknown, or lies in the future."""
     with contextlib.suppress(OSError):
         if (used := bundle.stat().st_mtime) <= time.time():
             return used

@@ -41,7 +41,7 @@ class Wrapped:
         self._flush()
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Write the rest of the text."""
         self._place()
         self._flush()
 

@@ -114,7 +114,7 @@ def matrices_of(stored: Mapping[str, Stored], described: Described | None, root:
 
 
 def _refuse_left(found: Mapping[str, Tensor], described: Described | None, root: Path) -> None:
-    """CheckpointError where there are still tensors that a quantizer, or an adapter that was not merged, has left."""
+    """Raise CheckpointError if tensors of a quantizer, or of an adapter that was not merged, are left."""
     for name, tensor in found.items():
         if not isinstance(tensor, Stored):
             continue

@@ -29,7 +29,7 @@ class Method(Protocol):
     module's ``weight`` is one of them where any other is there."""
 
     def check(self, settings: Settings) -> None:
-        """CheckpointError where these settings are not known here."""
+        """Raise CheckpointError if these settings are not known here."""
         ...
 
     def matrix(self, module: str, parts: Parts, settings: Settings) -> Tensor:

@@ -61,9 +61,9 @@ def stacks(
     *,
     scaled: bool,
 ) -> EncoderDecoder:
-    """Both halves, with embeddings, final norms and the head.
+    """Return an encoder-decoder of T5's layers, with embeddings, final norms and the head.
 
-    attention: makes an encoder layer's. scaled: what the head reads is divided by the square root of its width.
+    attention: builds an encoder layer's attention. scaled: the head's input is divided by the square root of its width.
     """
     heads, eps = config.num_heads, config.layer_norm_epsilon
     readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]

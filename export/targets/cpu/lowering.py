@@ -80,7 +80,7 @@ class CPU(Lowering):
         softcap: float | None,
         norms: HeadNorms | None,
     ) -> tuple[Value, Value, Value]:
-        """It takes query, key and value apart itself, which costs nothing. It has inputs for norms of queries and keys,
+        """Use one operator, which splits query, key and value at no cost. It has inputs for norms of queries and keys,
         but not on the CPU."""
         if heads.dim % 8:
             raise ExportError(f"The model's heads are {heads.dim} wide; onnxruntime's attention takes multiples of 8.")

@@ -29,11 +29,9 @@ HEAD_MULTIPLE = 8  # that flash attention takes heads of
 
 
 class CUDA(CPU):
-    """See `Lowering`. dtype: of activations, keys and values: float16 or bfloat16.
-
-    substitutes: write forms that the CPU's provider runs as well, where CUDA has one that is faster: for checks without
-    a GPU, for which `dtype` may be float32.
-    """
+    """CUDA's `Lowering`. dtype: of activations, keys and values: float16 or bfloat16. substitutes: write forms that the
+    CPU's provider also runs, where CUDA has a faster one: for checks without a GPU, for which `dtype` may be
+    float32."""
 
     caches = False
 
@@ -151,7 +149,7 @@ class CUDA(CPU):
         return self.Add(self.MatMul(self.Concat(*taps, axis=2), weight), bias)
 
     def cross_keys_values(self, key: Value, value: Value, *, heads: int, long_input: bool) -> tuple[Value, Value]:
-        """Both [1, heads, T, dim]."""
+        """Return keys and values, both [1, heads, T, dim]."""
         return super().cross_keys_values(key, value, heads=heads, long_input=False)
 
     def cross_attention(

@@ -26,7 +26,7 @@ VOCABULARY = {"embedding", "head"}  # groups whose floats are float16 even where
 
 
 class CUDAWeights(Weights):
-    """See `Weights`: floats and scales in the type of activations, in a file of their own."""
+    """CUDA's `Weights`: floats and scales in the type of activations, in a separate file."""
 
     def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight], file: Tensors, dtype: ir.DataType) -> None:
         super().__init__(source, matrices, file)

@@ -137,7 +137,7 @@ class StaticModel:
 
     @property
     def mask_heads(self) -> int:
-        """Of masks: one for all heads, or each its own."""
+        """The heads of a mask: 1 for all heads together, or the number of heads."""
         return 1 if self.biases is None else len(self.biases[0])
 
     @staticmethod

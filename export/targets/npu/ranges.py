@@ -63,7 +63,7 @@ def measure(
 
 
 def measure_pairs(model: StaticModel, pairs: Sequence[Pair], folder: Path, progress: Progress) -> Measured:
-    """The same of an encoder and of its decoder, over texts and what the model makes of them."""
+    """Measure an encoder and its decoder as `measure` does, over texts and the model's answers to them."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         masks = MASKS if model.features is None else OF_STEPS  # all of a sound is heard
         encoder = _Watched(model.build_encoder(), Path(temporary) / "encoder.onnx", masks)
