@@ -145,7 +145,7 @@ class Bundle:
         return stamp
 
     def check_sizes(self) -> None:
-        """Compare only presence and sizes: what can be seen without reading the files."""
+        """Compare only presence and sizes of the files, without reading them."""
         for file in self.manifest.files:
             path = self.path(file.path)
             try:
@@ -250,7 +250,8 @@ class TensorFile:
         self._spans: dict[str, TensorSpan] = {}
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
-        """Append a tensor; a name is written once and then returned again. OSError where it cannot be written."""
+        """Append a tensor and return its span. For a name that was written before, only the span is returned. OSError
+        if it cannot be written."""
         if name in self._spans:
             return self._spans[name]
         if self._file is None:
@@ -263,7 +264,7 @@ class TensorFile:
         return self._spans[name]
 
     def flush(self) -> None:
-        """Make what was written readable."""
+        """Flush the tensors written so far, so that they can be read."""
         if self._file is not None:
             self._file.flush()
 
@@ -273,10 +274,10 @@ class TensorFile:
 
 
 class BundleWriter:
-    """A context manager that writes a bundle under a temporary name; `commit` makes it appear whole at the target, and
-    leaving the block without removes what was written. One that has written nothing yet can be handed to another
-    process (by pickle), which writes in its place. ExportError where the target exists and `force` is false, or it
-    cannot be written."""
+    """Context manager that writes a bundle under a temporary name. `commit` renames it to the target; leaving the block
+    without `commit` removes the files. A writer that has written nothing yet can be passed to another process (by
+    pickle), which then writes the bundle. ExportError if the target exists and `force` is false, or if it cannot be
+    written."""
 
     def __init__(self, target: str | Path, *, force: bool = False) -> None:
         self.target = Path(target)

@@ -103,7 +103,7 @@ class PypiSource:
         return f"PyPI {packages[0]}{more}"
 
     def places(self, here: Path) -> list[tuple[Joined, Path]]:
-        """Each file, and where it lies where the source's content lies `here`."""
+        """Return each file with its path, if the source's content is at `here`."""
         return [(each, here / each.file if self.folder else here) for each in self.files]
 
     def pins(self, here: Path) -> dict[Path, str]:

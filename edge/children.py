@@ -203,7 +203,7 @@ def started(
 
 
 def ended(process: Program, seconds: float) -> int | None:
-    """The exit status of a program; None where it does not end in time."""
+    """Return the exit status of a program; None if it does not end in time."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -31,7 +31,7 @@ def install(extra: str, options: str = "") -> str:
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra that brings what was not found, where one does."""
+    """Return the extra that installs the missing package; None if there is none."""
     package = (error.name or "").partition(".")[0]
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
 

@@ -173,8 +173,8 @@ def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
 
 
 def hub_files(names: Sequence[str]) -> list[str]:
-    """Patterns of the files that a model's directory consists of, given the names of all, or none where the hub does
-    not say them."""
+    """Return the patterns of the files that a model's directory needs. names: of all files; empty if the hub does not
+    list them."""
     bins = bool(names) and not any(name.endswith(".safetensors") for name in names)
     return [*HUB_FILES, *(HUB_BIN_FILES if bins else [])]
 

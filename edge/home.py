@@ -38,8 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """The cache folder: `EDGE_HOME` where it is set, else `edge` in the platform's cache folder. Not created here. Of a
-    user without a home it is a place where nothing can be, so that all goes as where a cache cannot be written.
+    """Return the cache folder: `EDGE_HOME` if it is set, else `edge` in the platform's cache folder. It is not created
+    here. For a user without a home it is a path that cannot exist, which has the same effect as a cache that cannot be
+    written.
 
     Raises:
         InputError: `EDGE_HOME` lies in a home that does not exist.
@@ -66,7 +67,7 @@ def cache_dir() -> Path:
 
 
 def why_unwritable() -> str | None:
-    """Why nothing can be kept in the cache folder; None where it can be."""
+    """Return the reason if the cache folder cannot be written; else None."""
     folder = cache_dir()
     try:
         make_folder(folder)
@@ -102,8 +103,8 @@ def is_folder(path: Path) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those it is in, where there are none; those of the cache for their owner alone. OSError where
-    it cannot be made."""
+    """Create a folder and its missing parents; those of the cache are private to their owner. OSError if it cannot be
+    created."""
     missing = [folder]
     while not (above := missing[-1].parent).exists():
         missing.append(above)
@@ -119,8 +120,8 @@ def for_owner(path: str | Path, flags: int) -> int:
 
 
 def open_own(path: Path) -> BinaryIO:
-    """A file of the cache, opened to be read. OSError where it cannot be, is no plain file, or belongs to somebody
-    else, which a warning says."""
+    """Open a file of the cache to read it. OSError if it cannot be opened, is no regular file, or belongs to another
+    user, which a warning says."""
     descriptor = for_owner(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         found = os.fstat(descriptor)
@@ -144,7 +145,8 @@ def is_own(path: Path) -> bool:
 
 
 def read_own(path: Path) -> str:
-    """The text of a small file of the cache. OSError as `open_own`; ValueError where it is no text, or not small."""
+    """Return the text of a small file of the cache. OSError as for `open_own`; ValueError if it is no text, or not
+    small."""
     with open_own(path) as file:
         content = file.read(SMALL + 1)
     if len(content) > SMALL:
@@ -183,8 +185,9 @@ def _in_cache(path: Path) -> bool:
 
 
 def make_file(path: Path, mode: int) -> int:
-    """A descriptor of a new file, to write to. What had its name goes first, such as what an earlier process of this
-    number left, or a link, which would lead elsewhere. OSError where it cannot be made."""
+    """Create a file and return its descriptor for writing. An existing file of this name is removed first: an earlier
+    process of this number may have left it, or it is a link, which would lead elsewhere. OSError if it cannot be
+    created."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -192,7 +195,7 @@ def make_file(path: Path, mode: int) -> int:
 
 
 def part_of(path: Path) -> Path:
-    """The name under which this thread writes a file until it is whole."""
+    """Return the temporary path under which this thread writes a file until it is complete."""
     return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # see `_PART`
 
 
@@ -220,7 +223,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file whole: see `replacing`."""
+    """Replace a file's content at once: see `replacing`."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 

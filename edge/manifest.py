@@ -77,7 +77,7 @@ class KVLayout:
 
 @dataclass(frozen=True)
 class EncoderDims:
-    """Sizes of an encoder, and what it reads."""
+    """Sizes of an encoder, and the kind of its input."""
 
     num_layers: int
     hidden_size: int
@@ -147,7 +147,7 @@ class Tokens:
         return [self.bos] if self.add_bos and self.bos is not None else []
 
     def led(self, ids: list[int]) -> list[int]:
-        """The ids of a whole text, with `lead` in front where they lack it."""
+        """Return the ids of a complete text, with `lead` in front if they lack it."""
         return ids if ids[: len(self.lead)] == self.lead else [*self.lead, *ids]
 
     @property
@@ -359,7 +359,7 @@ def parse(text: str, where: str) -> Manifest:
 
 
 def check(manifest: Manifest, where: str, error: type[EdgeError] = BundleError) -> None:
-    """`error` where a manifest has what no export writes."""
+    """Raise `error` if a manifest has values that no export writes."""
     for fault in faults(manifest):
         raise error(f"{where} cannot be used: {fault}; export the model again.")
 

@@ -79,7 +79,7 @@ class OnHub:
         return self.repo + (f":{self.tag}" if self.tag else "") + (f"@{self.revision}" if self.revision else "")
 
     def local(self) -> Path | None:
-        """None: only the hub's library knows what its cache has."""
+        """Return None, because only the hub's library knows the content of its cache."""
         return None
 
     def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:

@@ -24,8 +24,8 @@ KINDS = {
 
 
 def open_regular(path: Path) -> FileIO:
-    """A file to read from, without a buffer. OSError where it cannot be opened, is no regular file, or can have no such
-    name; its `strerror` says why."""
+    """Open a regular file for reading, without a buffer. OSError if it cannot be opened, is no regular file, or can
+    have no such name; its `strerror` says why."""
     try:
         descriptor = os.open(path, os.O_RDONLY | WAITS_FOR_NOBODY | BINARY)
     except ValueError:  # a null character, or half a surrogate

@@ -1,7 +1,7 @@
-"""Putting a folder in the place of another: whatever ends the process, and whenever, one of the two is whole there.
+"""Replacement of a folder by another: one of the two is complete at its path, however and whenever the process ends.
 
-Where the system can exchange two names at once, the old folder never leaves its place. Elsewhere there is a moment
-between two renames in which it has another name; whoever next reads or writes the place puts it back.
+Where the system can exchange two names at once, the old folder stays at its path until then. Elsewhere there is a
+moment between two renames in which it has another name; the next reader or writer of the path restores it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _rename_back(made: Path, place: Path, old: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Give each of two folders the other's name, at once; False where the system or the disk cannot. OSError where it
+    """Exchange the names of two folders at once; False if the system or the disk cannot do that. OSError if it
     refuses."""
     import ctypes  # 1 MB that no run needs
 
@@ -100,7 +100,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep a folder's list of files; Windows does so by itself."""
+    """Flush a folder's list of files to the disk; Windows does so by itself."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -111,8 +111,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Remove what writers of this place left that were killed, and put back what one of them had moved away. OSError
-    where the folder cannot be read."""
+    """Remove the files of killed writers of this path, and restore a folder that one of them had moved away. OSError if
+    the folder cannot be read."""
     for left, owner in [*_left(place, OLD), *_left(place, PART)]:
         if alive(owner):
             continue

@@ -64,7 +64,7 @@ class Cost:
         return self.weights + self.kv + self.rest
 
     def shortest_ms(self, soc: Soc) -> float | None:
-        """An estimate of what a run takes at least: the bytes over the bandwidth. None where that one is unknown."""
+        """Estimate the minimum time of a run: the bytes over the bandwidth. None if the bandwidth is unknown."""
         return None if soc.bandwidth is None else self.bytes / soc.bandwidth / 1e6
 
 
@@ -198,7 +198,7 @@ def path_of(name: str) -> str:
 
 
 def target_for(bundle: Bundle, provider: str) -> str | None:
-    """The name of the bundle's target that the provider runs; None where it has none."""
+    """Return the name of the bundle's target that the provider runs; None if it has none."""
     provider = provider.partition(":")[0]  # without the number of a device
     return next((name for name, runs in TARGETS.items() if runs == provider and has_target(bundle, name)), None)
 

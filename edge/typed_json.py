@@ -33,10 +33,10 @@ def _hints(kind: type) -> dict[str, Any]:
 def read_json(
     text: str, where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError, lenient: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in `text`; `error`, with the advice, where it holds something else.
+    """Return the JSON object in `text`; raise `error`, with the advice, if it holds anything else.
 
-    lenient: take what JSON does not have and other programs write: NaN, infinity, and a name twice in an object, of
-    which readers choose different ones.
+    lenient: accept values that are not JSON and that other programs write: NaN, infinity, and a name twice in an
+    object, of which readers choose different ones.
     """
     try:
         raw = json.loads(text) if lenient else json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)

@@ -41,8 +41,8 @@ LINE = 256  # characters before one that are looked at
 
 
 def visible(text: str, before: str = "") -> str:
-    """The text as a terminal may have it: each character that would act, or that is not seen, is written out, such as
-    ``\\x1b``, but where scripts and emoji need it. before: what is in front of it on its line."""
+    """Return the text in a form that is safe on a terminal: each control or invisible character is written out, such as
+    ``\\x1b``, except where scripts and emoji need it. before: the text in front of it on its line."""
     whole, at, parts = before + text, len(before), list[str]()
     for found in _ACTING.finditer(whole, at):
         if not _belongs(whole, found.start()):
@@ -110,5 +110,5 @@ def install() -> None:
 
 
 def below(stream: TextIO) -> TextIO:
-    """The stream itself, for what draws with control codes of ours."""
+    """Return the stream without its `Screen`, for code that draws with control codes."""
     return cast(Screen, stream).stream if isinstance(stream, Screen) else stream

@@ -1,7 +1,7 @@
-"""Lines of running text that break at words on a terminal, while the text still comes.
+"""Word wrap for text that is still being generated, on a terminal.
 
-Rows of code and of tables stay as they are, for who copies them, and so does a word longer than a line. Between the
-characters of Chinese and Japanese a line may break but for punctuation (UAX 14, classes CL, EX, NS and OP).
+Rows of code and of tables stay as they are, so that they can be copied, and so does a word longer than a line. Between
+the characters of Chinese and Japanese a line may break, except at punctuation (UAX 14, classes CL, EX, NS and OP).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ JOINER = "\u200d"  # of emoji that are one
 
 
 class Wrapped:
-    """Text that gets line ends of its own where it would not fit. What is written is held back until it is known where
-    it goes: the rest of a word; `end` writes that.
+    """Writer that adds line ends where text would not fit. Text is delayed until its line is known: the rest of a word;
+    `end` writes that.
 
-    write: where the text goes. width: the columns that there are, asked whenever something is written.
+    write: receives the text. width: returns the number of columns, at each write.
     """
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
