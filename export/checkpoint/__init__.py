@@ -42,8 +42,10 @@ def open_checkpoint(
 
 
 def _open_path(path: Path, say: Say | None, without: str, **about: str | None) -> Checkpoint:
-    """Open the file or folder at `path` with the format whose mark it has, else with the one that needs no mark. about:
-    name, kind and licence, if they are known."""
+    """Open the file or folder at `path` with the format whose mark it has, else with the one that needs no mark.
+
+    about: name, kind and licence, if they are known.
+    """
     reads = "folder" if path.is_dir() else "file"
     fitting = [
         form

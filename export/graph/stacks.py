@@ -210,8 +210,11 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """An encoder-decoder as a family builds it. bias: the family's term in the scores of the decoder's self-attention.
-    bins: mel filters of the features that an encoder of audio reads."""
+    """An encoder-decoder as a family builds it.
+
+    bias: the family's term in the scores of the decoder's self-attention. bins: mel filters of the features that an
+    encoder of audio reads.
+    """
 
     encoder: Encoder
     decoder: Decoder

@@ -29,9 +29,11 @@ HEAD_MULTIPLE = 8  # that flash attention takes heads of
 
 
 class CUDA(CPU):
-    """CUDA's `Lowering`. dtype: of activations, keys and values: float16 or bfloat16. substitutes: write forms that the
-    CPU's provider also runs, where CUDA has a faster one: for checks without a GPU, for which `dtype` may be
-    float32."""
+    """CUDA's `Lowering`. dtype: of activations, keys and values: float16 or bfloat16.
+
+    substitutes: write forms that the CPU's provider also runs, where CUDA has a faster one: for checks without a GPU,
+    for which `dtype` may be float32.
+    """
 
     caches = False
 
