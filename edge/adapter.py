@@ -13,14 +13,15 @@ _MOST = 1 << 20  # bytes of a configuration that is read
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether an adapter is in the folder, and not a whole model next to what is left of one."""
+    """True if the folder contains an adapter. A complete model next to the config of an adapter is not one."""
     has_weights = any((folder / name).is_file() for name in WEIGHTS)
     return (folder / CONFIG).is_file() and (has_weights or not (folder / MODEL).is_file())
 
 
 def place_of_base(folder: Path, base: str) -> Path | None:
-    """Where the base that an adapter names is on this machine, from the current folder or from the adapter's: the first
-    that looks like a model, else the first that is there; None of a name that a hub has."""
+    """Return the local path of the base model that an adapter names, relative to the current folder or to the
+    adapter's. The first path that looks like a model is preferred, then the first that exists; None if none exists, as
+    for a name on a hub."""
     try:
         there = [place for place in (Path(base).expanduser(), folder / base) if place.exists()]
     except (OSError, ValueError, RuntimeError):  # no name that a file can have, or ~ of nobody
@@ -30,7 +31,8 @@ def place_of_base(folder: Path, base: str) -> Path | None:
 
 
 def local_base(folder: Path) -> Path | None:
-    """The same of the base that the folder's configuration names."""
+    """Return the local path of the base model that the folder's configuration names, as `place_of_base`; None if there
+    is none."""
     path = folder / CONFIG
     try:
         if not is_adapter(folder) or path.stat().st_size > _MOST:

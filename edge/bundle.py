@@ -53,7 +53,7 @@ class Bundle:
 
     @property
     def guarded(self) -> bool:
-        """Whether its graph `skip` is in the same units as what our kernels run."""
+        """True if the units of its graph `skip` are those that the project's kernels run."""
         return False
 
     @cached_property
@@ -62,8 +62,8 @@ class Bundle:
         return {file.path: file.size for file in self.manifest.files}
 
     def has(self, name: str) -> bool:
-        """Whether the bundle has this file: what the manifest does not list is no part of it, for nobody checks it. One
-        that is being written lists nothing yet, and has what is there."""
+        """True if the bundle has this file. A file that the manifest does not list is not part of the bundle, because
+        nothing checks it. A bundle that is still being written lists nothing yet, and has the files that exist."""
         return name in self.sizes if self.sizes else (self.root / name).is_file()
 
     def size(self, name: str) -> int:
@@ -71,8 +71,8 @@ class Bundle:
         return self.sizes[name] if self.sizes else (self.root / name).stat().st_size
 
     def path(self, name: str) -> Path:
-        """Where a file of the bundle is, or would be, given its name in the manifest. To read one that `open_bundle`
-        does not ask for, take `file`."""
+        """Return the path of a file of the bundle, given its name in the manifest; the file need not exist. To read a
+        file that `open_bundle` does not require, use `file`."""
         return self.root / name
 
     def file(self, name: str) -> Path:
@@ -136,7 +136,8 @@ class Bundle:
             drop_oldest(store.parent, made=store)
 
     def _stamp(self) -> dict[str, list[Any]]:
-        """What identifies each file's content without reading it: wanted sha256, size, mtime, ctime, inode."""
+        """Return data that identify each file's content without reading it: expected sha256, size, mtime, ctime,
+        inode."""
         stamp: dict[str, list[Any]] = {}
         for file in self.manifest.files:
             stat = self.path(file.path).stat()
@@ -144,7 +145,7 @@ class Bundle:
         return stamp
 
     def check_sizes(self) -> None:
-        """Compare only presence and sizes: what can be seen without reading the files."""
+        """Compare only presence and sizes of the files, without reading them."""
         for file in self.manifest.files:
             path = self.path(file.path)
             try:
@@ -199,7 +200,7 @@ def _unreadable(path: Path, error: OSError) -> BundleError:
 
 
 def check_inside(root: Path, name: str) -> None:
-    """BundleError where a name that a file of the bundle states leads out of it."""
+    """Raise BundleError if a file name in the bundle leads out of it."""
     pure = PurePosixPath(name)
     inside = name and not pure.is_absolute() and ".." not in pure.parts and not re.search(r"[\\:\0]", name)
     if not inside or not is_within(root, name):
@@ -227,14 +228,14 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 @dataclass(frozen=True)
 class TensorSpan:
-    """Where a tensor's bytes lie in `weights.bin`."""
+    """The offset and length of a tensor in `weights.bin`, in bytes."""
 
     offset: int
     length: int
 
 
 class Tensors(Protocol):
-    """Where tensors are written."""
+    """Writer that tensors are appended to."""
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
         """Append a tensor; a name is written once and then returned again."""
@@ -249,7 +250,8 @@ class TensorFile:
         self._spans: dict[str, TensorSpan] = {}
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
-        """Append a tensor; a name is written once and then returned again. OSError where it cannot be written."""
+        """Append a tensor and return its span. For a name that was written before, only the span is returned. OSError
+        if it cannot be written."""
         if name in self._spans:
             return self._spans[name]
         if self._file is None:
@@ -262,7 +264,7 @@ class TensorFile:
         return self._spans[name]
 
     def flush(self) -> None:
-        """Make what was written readable."""
+        """Flush the tensors written so far, so that they can be read."""
         if self._file is not None:
             self._file.flush()
 
@@ -272,10 +274,10 @@ class TensorFile:
 
 
 class BundleWriter:
-    """A context manager that writes a bundle under a temporary name; `commit` makes it appear whole at the target, and
-    leaving the block without removes what was written. One that has written nothing yet can be handed to another
-    process (by pickle), which writes in its place. ExportError where the target exists and `force` is false, or it
-    cannot be written."""
+    """Context manager that writes a bundle under a temporary name. `commit` renames it to the target; leaving the block
+    without `commit` removes the files. A writer that has written nothing yet can be passed to another process (by
+    pickle), which then writes the bundle. ExportError if the target exists and `force` is false, or if it cannot be
+    written."""
 
     def __init__(self, target: str | Path, *, force: bool = False) -> None:
         self.target = Path(target)
@@ -316,7 +318,7 @@ class BundleWriter:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Within it, what the system refuses to write is an ExportError about the target."""
+        """Turn the system's refusals to write, within the block, into an ExportError about the target."""
         with _disk_errors(self.target):
             yield
 

@@ -103,7 +103,7 @@ class PypiSource:
         return f"PyPI {packages[0]}{more}"
 
     def places(self, here: Path) -> list[tuple[Joined, Path]]:
-        """Each file, and where it lies where the source's content lies `here`."""
+        """Return each file with its path, if the source's content is at `here`."""
         return [(each, here / each.file if self.folder else here) for each in self.files]
 
     def pins(self, here: Path) -> dict[Path, str]:
@@ -134,7 +134,7 @@ KINDS: dict[str, type[Source]] = {"hub": HubSource, "pypi": PypiSource, "url": U
 
 @dataclass(frozen=True)
 class Terms:
-    """What must be accepted before a model is fetched."""
+    """Terms that a user must accept before a model is fetched."""
 
     text: str
     url: str
@@ -161,12 +161,12 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """Where the model lies once fetched."""
+        """Folder of the model once it is fetched."""
         return cache_dir() / "models" / self.name
 
     @property
     def pinned(self) -> bool:
-        """Whether every source's content is fixed by a sha256."""
+        """True if the content of every source is fixed by a sha256."""
         return all(source.pinned for source in self.sources)
 
 
@@ -196,7 +196,8 @@ def local(entry: Entry) -> Path | None:
 
 
 def local_from(entry: Entry, source: Source) -> Path | None:
-    """As `local`, for one source. What lies there was verified before it got this name."""
+    """Return the model fetched from one source: a model directory or a .gguf file; None if it is not here. The content
+    was verified before it got this name."""
     path = path_of(entry, source)
     if isinstance(source, HubSource):
         if path.is_file():
@@ -211,12 +212,12 @@ def local_from(entry: Entry, source: Source) -> Path | None:
 
 
 def path_of(entry: Entry, source: Source) -> Path:
-    """Where the content of a source lies once it is fetched; of a hub, the file that says where it lies."""
+    """Return the path of a source's content once it is fetched. For a hub it is a text file with the path."""
     return entry.folder / ("hub" if isinstance(source, HubSource) else source.file)
 
 
 def accepted(entry: Entry) -> bool:
-    """Whether the model has no terms or this user accepted them earlier."""
+    """True if the model has no terms, or this user accepted them earlier."""
     return entry.terms is None or is_own(_acceptance(entry))
 
 

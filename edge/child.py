@@ -20,7 +20,7 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def main() -> None:
-    """Answer the request: a pair of True and what the function returned, or of False and what it raised."""
+    """Answer the request with (True, the function's result) or (False, the exception that it raised)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends this process
     request, answer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -81,7 +81,7 @@ class Child:
             self._lifeline.flush()
 
     def runs(self, seconds: float) -> bool:
-        """Whether it still runs after so long."""
+        """Wait up to so many seconds; True if the process still runs then."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -89,7 +89,7 @@ class Child:
         return False
 
     def result(self, seconds: float | None = None) -> Any:
-        """What the function returns; what it raises is raised here.
+        """Return the function's result; an exception that it raised is raised here.
 
         Raises:
             ChildEnded: the process ended before, or had no answer after so many seconds.
@@ -119,7 +119,8 @@ class Child:
 
 
 def call(work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns in another Python, which prints to this process's standard error; see `Child`."""
+    """Run `work` in another Python process and return its result. It prints to this process's standard error; see
+    `Child`."""
     with Child(work, *arguments) as other:
         found: T = other.result()
     return found
@@ -202,7 +203,7 @@ def started(
 
 
 def ended(process: Program, seconds: float) -> int | None:
-    """The exit status of a program; None where it does not end in time."""
+    """Return the exit status of a program; None if it does not end in time."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

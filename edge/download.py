@@ -82,7 +82,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def open_address(request: urllib.request.Request) -> Any:
-    """The answer to a request; what may be wrong with it is as `urllib.request.urlopen` raises it, or ValueError."""
+    """Return the answer to a request. Errors are those of `urllib.request.urlopen`, or ValueError."""
     opener = urllib.request.build_opener(_Redirects)
     return opener.open(request, timeout=_TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""What the optional dependencies add, and the sentence that says which of them is missing."""
+"""The optional dependencies: the feature that each adds, and the sentence that names a missing one."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def install(extra: str, options: str = "") -> str:
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra that brings what was not found, where one does."""
+    """Return the extra that installs the missing package; None if there is none."""
     package = (error.name or "").partition(".")[0]
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
 
 
 @contextmanager
 def needing(what: str, extra: str | None = None, *, instead: str = "") -> Iterator[None]:
-    """Within it, and as a decorator, a package that is not installed becomes a sentence. what: needs it. extra: brings
-    all that is needed; default: the smallest that brings what was not found. instead: what does without the extra
-    `export`.
+    """Context manager and decorator that turns a missing package into a sentence. what: needs the package. extra:
+    installs all that is needed; default: the smallest extra that has the missing package. instead: advice for doing
+    without the extra `export`.
 
     Raises:
-        MissingExtraError: something of an extra was not found.
+        MissingExtraError: a package of an extra is missing.
     """
     try:
         yield

@@ -95,7 +95,8 @@ def pull(
 
 
 def _intact(entry: Entry, tell: Say) -> Path | None:
-    """What was fetched earlier, where it still is what the catalog names; else it makes room."""
+    """Return the model fetched earlier if it still matches the catalog. A damaged one is removed, so that it can be
+    fetched again."""
     for source in entry.sources:
         here = catalog.local_from(entry, source)
         if here is None:
@@ -172,8 +173,8 @@ def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
 
 
 def hub_files(names: Sequence[str]) -> list[str]:
-    """Patterns of the files that a model's directory consists of, given the names of all, or none where the hub does
-    not say them."""
+    """Return the patterns of the files that a model's directory needs. names: of all files; empty if the hub does not
+    list them."""
     bins = bool(names) and not any(name.endswith(".safetensors") for name in names)
     return [*HUB_FILES, *(HUB_BIN_FILES if bins else [])]
 
@@ -229,8 +230,8 @@ def _snapshot(repo: str, revision: str | None, wanted: Choose = hub_files, *, ag
 
 
 def _connect(endpoint: str) -> None:
-    """OSError where a server cannot be reached. The hub's library tries for 30 s, and says so each time; behind a proxy
-    only it can tell."""
+    """Raise OSError if a server cannot be reached. The hub's library would try for 30 s and print each attempt. Behind
+    a proxy only the library can tell."""
     parts = urllib.parse.urlsplit(endpoint)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):

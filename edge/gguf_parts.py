@@ -9,7 +9,8 @@ _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts, there or not, of the model that a file is part of by its name; of any other file, itself alone."""
+    """Return the paths of all parts of the model that a file is a part of by its name, existing or not. A file of any
+    other name is returned alone."""
     if (match := _PART.fullmatch(path.name)) is None:
         return [path]
     name, count = match.groups()

@@ -32,18 +32,19 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class FormCase:
-    """What a graph says along a recorded answer: its own best token of each step, and the logits of two."""
+    """The outputs of a graph along a recorded answer: its best token at each step, and the top logits of the first and
+    the last step."""
 
     ids: list[int]
     first: TopLogits
     last: TopLogits
 
     def at(self, step: int) -> TopLogits | None:
-        """The logits that were recorded of a step; None of most."""
+        """Return the logits recorded of the first or the last step; None of any other step."""
         return {0: self.first, len(self.ids) - 1: self.last}.get(step)
 
     def fits(self, tokens: int, vocab: int) -> bool:
-        """Whether it is a record of this many tokens, at least one, of a vocabulary."""
+        """True if it records so many tokens, at least one, and all ids are in a vocabulary of `vocab` tokens."""
         tops = self.first, self.last
         return (
             len(self.ids) == tokens > 0
@@ -55,8 +56,8 @@ class FormCase:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One prompt and its greedy answer, with the steps that chose its first and last token. An encoder-decoder's prompt
-    is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)` where it reads audio."""
+    """One prompt and its greedy answer, with the top logits of its first and last token. For an encoder-decoder the
+    prompt is what its decoder begins with; the encoder's input is `source_ids`, or `noise(source_seed)` for audio."""
 
     prompt_ids: list[int]
     greedy_ids: list[int]
@@ -68,13 +69,13 @@ class GoldenCase:
 
     @property
     def own(self) -> FormCase:
-        """What the decoder's own graph says."""
+        """The outputs of the decode graph itself."""
         return FormCase(self.greedy_ids, self.first, self.last)
 
 
 @dataclass(frozen=True)
 class GoldenForm:
-    """What a graph that rounds otherwise says along the answers of all cases."""
+    """The outputs of a graph that rounds differently from the decode graph, along the answers of all cases."""
 
     role: str
     tolerance: float
@@ -91,7 +92,8 @@ class Golden:
     forms: list[GoldenForm]  # of graphs that round otherwise
 
     def form(self, role: str) -> GoldenForm:
-        """What the graph with this role should say: what was recorded of it, or of the decoder."""
+        """Return the expected outputs of the graph with this role: those recorded of it, else those of the decode
+        graph."""
         own = GoldenForm(role, self.tolerance, [case.own for case in self.cases])
         return next((form for form in self.forms if form.role == role), own)
 
@@ -133,7 +135,8 @@ def _tokens_of(case: GoldenCase) -> int:
 
 
 def _is_source(case: GoldenCase, manifest: Manifest) -> bool:
-    """Whether a case has the input that this kind of model takes."""
+    """True if a case has the input that this kind of model reads: none for a decoder, a seed for audio, else token
+    ids."""
     seed, ids, encoder = case.source_seed, len(case.source_ids), manifest.encoder
     if encoder is None:
         return seed is None and not ids

@@ -1,7 +1,8 @@
-"""Where `edge` keeps what it can make or fetch again: downloaded models, stamps of checked bundles, measured costs.
+"""The cache folder of `edge`: files that can be recreated or fetched again, such as downloaded models, stamps of
+checked bundles and measured costs.
 
-What is there is for its owner alone: folders and files are made so, and a file that belongs to somebody else is not
-used, for whoever made it can change it.
+It is private to its owner: folders and files are created so. A file that belongs to another user is not used, because
+that user can change it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """The cache folder: `EDGE_HOME` where it is set, else `edge` in the platform's cache folder. Not created here. Of a
-    user without a home it is a place where nothing can be, so that all goes as where a cache cannot be written.
+    """Return the cache folder: `EDGE_HOME` if it is set, else `edge` in the platform's cache folder. It is not created
+    here. For a user without a home it is a path that cannot exist, which has the same effect as a cache that cannot be
+    written.
 
     Raises:
         InputError: `EDGE_HOME` lies in a home that does not exist.
@@ -65,7 +67,7 @@ def cache_dir() -> Path:
 
 
 def why_unwritable() -> str | None:
-    """Why nothing can be kept in the cache folder; None where it can be."""
+    """Return the reason if the cache folder cannot be written; else None."""
     folder = cache_dir()
     try:
         make_folder(folder)
@@ -80,7 +82,7 @@ def _warn_without(why: str) -> None:
 
 
 def curves_dir() -> Path:
-    """Where the cost curves that `edge profile` measures are kept; it is there once one was."""
+    """Return the folder of the cost curves that `edge profile` measures. It exists once one was measured."""
     return cache_dir() / "curves"
 
 
@@ -90,7 +92,7 @@ def expanded(path: str) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder, as far as this user may see."""
+    """True if the path is a folder that this user can access."""
     try:
         return path.is_dir()
     except OSError:
@@ -101,8 +103,8 @@ def is_folder(path: Path) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those it is in, where there are none; those of the cache for their owner alone. OSError where
-    it cannot be made."""
+    """Create a folder and its missing parents; those of the cache are private to their owner. OSError if it cannot be
+    created."""
     missing = [folder]
     while not (above := missing[-1].parent).exists():
         missing.append(above)
@@ -118,8 +120,8 @@ def for_owner(path: str | Path, flags: int) -> int:
 
 
 def open_own(path: Path) -> BinaryIO:
-    """A file of the cache, opened to be read. OSError where it cannot be, is no plain file, or belongs to somebody
-    else, which a warning says."""
+    """Open a file of the cache to read it. OSError if it cannot be opened, is no regular file, or belongs to another
+    user, which a warning says."""
     descriptor = for_owner(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         found = os.fstat(descriptor)
@@ -135,7 +137,7 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is there and belongs to this user; a warning says where it is somebody else's."""
+    """True if a file or folder exists and belongs to this user. A warning names one that belongs to another user."""
     try:
         return _is_own(path.stat(), path)
     except OSError:
@@ -143,7 +145,8 @@ def is_own(path: Path) -> bool:
 
 
 def read_own(path: Path) -> str:
-    """The text of a small file of the cache. OSError as `open_own`; ValueError where it is no text, or not small."""
+    """Return the text of a small file of the cache. OSError as for `open_own`; ValueError if it is no text, or not
+    small."""
     with open_own(path) as file:
         content = file.read(SMALL + 1)
     if len(content) > SMALL:
@@ -152,7 +155,7 @@ def read_own(path: Path) -> str:
 
 
 def read_own_json(path: Path) -> Any:
-    """What a small file of the cache holds as JSON; None where there is none that can be read."""
+    """Return the content of a small JSON file of the cache; None if it is missing or cannot be read."""
     try:
         return json.loads(read_own(path))
     except (OSError, ValueError, RecursionError):
@@ -182,8 +185,9 @@ def _in_cache(path: Path) -> bool:
 
 
 def make_file(path: Path, mode: int) -> int:
-    """A descriptor of a new file, to write to. What had its name goes first, such as what an earlier process of this
-    number left, or a link, which would lead elsewhere. OSError where it cannot be made."""
+    """Create a file and return its descriptor for writing. An existing file of this name is removed first: an earlier
+    process of this number may have left it, or it is a link, which would lead elsewhere. OSError if it cannot be
+    created."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -191,15 +195,15 @@ def make_file(path: Path, mode: int) -> int:
 
 
 def part_of(path: Path) -> Path:
-    """The name under which this thread writes a file until it is whole."""
+    """Return the temporary path under which this thread writes a file until it is complete."""
     return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # see `_PART`
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
-    threads and processes may do so at the same time. In the cache it is for its owner alone, and replaces a folder too.
-    OSError where it cannot be written."""
+    """Yield the path of another file, which replaces `path` once it is written; a missing folder is created. Several
+    threads and processes may do so at the same time. In the cache the file is private to its owner, and replaces a
+    folder too. OSError if it cannot be written."""
     part, cached = part_of(path), _in_cache(path)
     try:
         make_folder(path.parent)
@@ -219,7 +223,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file whole: see `replacing`."""
+    """Replace a file's content at once: see `replacing`."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
@@ -283,7 +287,7 @@ def _remove(entry: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """True if a process with this number exists. Always true on Windows, where `os.kill` would end the process."""
     if sys.platform == "win32":  # os.kill would end it
         return True
     try:

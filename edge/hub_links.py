@@ -17,13 +17,14 @@ _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def is_within(folder: Path, name: str) -> bool:
-    """Whether a file of a folder is in it, or where the hub's library keeps what is."""
+    """True if a file of a folder leads to a file in it, or to a blob of the hub's library in the same repository."""
     real, root = os.path.realpath(folder / name), os.path.realpath(folder)
     return Path(real).is_relative_to(root) or _is_blob(Path(real), Path(root))
 
 
 def _is_blob(real: Path, root: Path) -> bool:
-    """Whether a file is one of those that the snapshot which a folder is in leads to; both paths have no links."""
+    """True if a file is a blob of the repository that the snapshot folder `root` belongs to. Both paths are free of
+    links."""
     if _BLOB.fullmatch(real.name) is None or real.parent.name != "blobs":
         return False
     repository = real.parent.parent

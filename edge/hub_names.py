@@ -1,4 +1,5 @@
-"""What a hub says that becomes part of a path in the cache of its library, which does not look at all of it."""
+"""Checks of the names in a hub's answers that become parts of paths in its library's cache. The library checks only
+some of them."""
 
 from __future__ import annotations
 

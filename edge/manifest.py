@@ -77,7 +77,7 @@ class KVLayout:
 
 @dataclass(frozen=True)
 class EncoderDims:
-    """Sizes of an encoder, and what it reads."""
+    """Sizes of an encoder, and the kind of its input."""
 
     num_layers: int
     hidden_size: int
@@ -90,7 +90,7 @@ class EncoderDims:
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """How one group of weights (``embedding``, ``attention``, ``feed_forward``, ``head``, ``norm``) is stored."""
+    """Storage of one group of weights: ``embedding``, ``attention``, ``feed_forward``, ``head`` or ``norm``."""
 
     name: str
     parameters: int
@@ -110,7 +110,7 @@ class PrefillGraph:
 
     @property
     def known(self) -> bool:
-        """Whether this runtime can run it."""
+        """True if this runtime can run it."""
         return self.version == PREFILL_VERSION and self.weights == "int8"
 
 
@@ -127,7 +127,8 @@ class Segment:
 
 
 def cut_names(layer: int, part: str) -> tuple[str, str]:
-    """What graphs call the stream after a layer's "attention" or "feed_forward": x, and what is added to it."""
+    """Return the names that graphs give the residual stream after a layer's "attention" or "feed_forward": x, and the
+    term that is added to it."""
     return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
 
 
@@ -142,11 +143,11 @@ class Tokens:
 
     @property
     def lead(self) -> list[int]:
-        """What the model reads in front of every text: `bos`, where it wants it, or nothing."""
+        """Tokens that the model reads before every text: `bos` where the model wants it, else none."""
         return [self.bos] if self.add_bos and self.bos is not None else []
 
     def led(self, ids: list[int]) -> list[int]:
-        """The ids of a whole text, with `lead` in front where they lack it."""
+        """Return the ids of a complete text, with `lead` in front if they lack it."""
         return ids if ids[: len(self.lead)] == self.lead else [*self.lead, *ids]
 
     @property
@@ -167,8 +168,8 @@ class ChatSlot:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What the chat template renders, for a host without jinja2: of at most one system message, then messages of the
-    user and the assistant in turns, the user's last."""
+    """The output of the chat template, in slots for a host without jinja2. It covers at most one system message, then
+    messages of the user and the assistant in turns, the user's last."""
 
     first_user: ChatSlot | None  # that nothing precedes; None: a conversation needs a system message
     system: ChatSlot | None  # None: a conversation cannot have one
@@ -181,7 +182,7 @@ class ChatFormat:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How text is framed in an encoder's input, and what a text decoder begins with.
+    """The frame of a text in an encoder's input, and the tokens that a text decoder begins with.
 
     A multilingual model has `languages`, code -> token id. The source's token is the first or last of the input
     (`source_at`: "prefix", "suffix", or "" where there is none); the target's token follows `decoder_start` where
@@ -201,7 +202,7 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class Speech:
-    """What a host must know to transcribe: the audio's format and the ids of Whisper's special tokens."""
+    """Settings that a host needs to transcribe: the audio's format and the ids of Whisper's special tokens."""
 
     sample_rate: int
     window_samples: int  # that one run of the encoder takes
@@ -242,7 +243,7 @@ class Generation:
 
     @property
     def sampling(self) -> str:
-        """What a chat's answers are drawn by, in words: "temperature 0.6, top-k 20"; empty where nothing is set."""
+        """The sampling settings of a chat in words, "temperature 0.6, top-k 20"; empty where nothing is set."""
         drawn = {
             "temperature": (self.temperature, None),
             "top-k": (self.top_k, 0),
@@ -268,7 +269,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights came from."""
+    """The origin of the weights."""
 
     name: str
     kind: str  # directory, hub, gguf or catalog
@@ -358,7 +359,7 @@ def parse(text: str, where: str) -> Manifest:
 
 
 def check(manifest: Manifest, where: str, error: type[EdgeError] = BundleError) -> None:
-    """`error` where a manifest has what no export writes."""
+    """Raise `error` if a manifest has values that no export writes."""
     for fault in faults(manifest):
         raise error(f"{where} cannot be used: {fault}; export the model again.")
 

@@ -1,8 +1,8 @@
-"""What no export writes: sizes that no model has, ids that its vocabulary does not have, files with odd names.
+"""Checks of a manifest for values that no export writes: impossible sizes, ids outside the vocabulary, odd file names.
 
-A manifest may come from a stranger, and what is built of it is as large as it says. So every number has a limit here,
-far above any model's; what graphs and files say themselves is compared with it where they are opened
-(`edge.runtime.engine.fits`, `Bundle.check_sizes`): an engine, not a look at a bundle, needs that they agree.
+A manifest may come from a stranger, and buffers are as large as it says. So every number has a limit here, far above
+any model's. Graphs and files are compared with the manifest where they are opened (`edge.runtime.engine.fits`,
+`Bundle.check_sizes`): an engine needs that they agree, and inspecting a bundle does not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MANIFEST = "edge.json"
 
 
 def faults(manifest: Manifest) -> Iterator[str]:
-    """What is wrong with a manifest, in sentences."""
+    """Yield the faults of a manifest, in sentences."""
     if manifest.kind not in KINDS:
         yield f"kind is {manifest.kind[:60]!r}, and this edge runs {', '.join(KINDS)}"
     yield from _size_faults(manifest)
@@ -262,7 +262,8 @@ def _file_faults(files: list[File]) -> Iterator[str]:
 
 
 def _folded(path: str) -> str:
-    """What many systems take a name for: two that are alike would be one file."""
+    """Return a path as a file system that ignores case and Unicode forms compares it. Two paths with the same result
+    would be one file there."""
     if path.isascii():
         return path.lower()
     import unicodedata

@@ -1,5 +1,5 @@
-"""What the name of a model means where no file is called so: an entry of the catalog, a model on the Hugging Face hub
-or a `.gguf` file at an address. People write names as they know them from Ollama and llama.cpp."""
+"""Names of models that are not local paths: an entry of the catalog, a model on the Hugging Face hub, or a `.gguf` file
+at an address. The names that people know from Ollama and llama.cpp are accepted."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class InCatalog:
         return self.entry.licence
 
     def local(self) -> Path | None:
-        """Where it lies, if it was fetched."""
+        """Return the path of the fetched model; None if it was not fetched."""
         return catalog.local(self.entry)
 
     def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
-        """Where it lies, fetched where it is not here."""
+        """Return the model's path, and fetch it first if it is not here."""
         return fetch.pull(self.entry, progress, say=say)
 
     def titled(self, path: Path) -> str:
-        """What the model at `path` is called."""
+        """Return the name of the model at `path`."""
         return self.name
 
 
@@ -79,7 +79,7 @@ class OnHub:
         return self.repo + (f":{self.tag}" if self.tag else "") + (f"@{self.revision}" if self.revision else "")
 
     def local(self) -> Path | None:
-        """None: only the hub's library knows what its cache has."""
+        """Return None, because only the hub's library knows the content of its cache."""
         return None
 
     def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
@@ -105,11 +105,11 @@ class OnHub:
         return folder / (chosen[0] if chosen else self._chosen(here))
 
     def titled(self, path: Path) -> str:
-        """What the model at `path` is called."""
+        """Return the name of the model at `path`."""
         return self.name if path.is_dir() else f"{self.repo.partition('/')[0]}/{name_of(path)}"
 
     def _is_directory(self, names: Sequence[str]) -> bool:
-        """Whether the model is the repository as a whole; so it is where nobody knows the names of its files."""
+        """True if the model is the complete repository. That is also assumed if the names of its files are unknown."""
         if self.tag is not None:
             return False
         return not names or (("config.json" in names or CONFIG in names) and any(map(_holds_weights, names)))
@@ -142,19 +142,19 @@ class AtAddress:
     licence: ClassVar[str | None] = None
 
     def local(self) -> Path | None:
-        """Where it lies, if it was fetched."""
+        """Return the path of the fetched model; None if it was not fetched."""
         from edge import web_file
 
         return web_file.local(self.name)
 
     def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
-        """Where it lies, fetched where it is not here."""
+        """Return the model's path, and fetch it first if it is not here."""
         from edge import web_file
 
         return self.local() or web_file.fetch_file(self.name, progress)
 
     def titled(self, path: Path) -> str:
-        """What the model at `path` is called."""
+        """Return the name of the model at `path`."""
         return name_of(path)
 
 
@@ -162,10 +162,11 @@ Named = InCatalog | OnHub | AtAddress
 
 
 def find(text: str) -> Named | None:
-    """What a name means that is no path: an entry of the catalog, a model on the hub, or an address; else None.
+    """Find the model of a name that is not a path: an entry of the catalog, a model on the hub, or an address; else
+    None.
 
     Raises:
-        InputError: an address that nothing can be fetched from safely, or of something else than a model.
+        InputError: an address that cannot be fetched from safely, or that is not of a model.
     """
     if (entry := catalog.find(text)) is not None:
         return InCatalog(entry)
@@ -215,12 +216,13 @@ def _at_address(text: str) -> Named:
 
 
 def _holds_weights(name: str) -> bool:
-    """Whether a file in a repository has weights of a directory, of which others may be notes of a training."""
+    """True if a file in a repository has weights of a model directory. Other .bin files may be notes of a training."""
     return name.endswith(".safetensors") or any(fnmatch.fnmatchcase(name, each) for each in fetch.HUB_BIN_FILES)
 
 
 def _is_model(name: str) -> bool:
-    """Whether a file in a repository is a model's, or its first part's; not one whose name leads elsewhere."""
+    """True if a file in a repository is a GGUF model or its first part, and its name does not lead to another
+    folder."""
     path = Path(name)
     plain = not path.is_absolute() and ".." not in path.parts and "\\" not in name
     beside = any(word in path.name.lower() for word in _BESIDE)
@@ -228,7 +230,7 @@ def _is_model(name: str) -> bool:
 
 
 def _fits(name: str, tag: str) -> bool:
-    """Whether a file has this name, or this quantization in its name or its folder's."""
+    """True if `tag` is the file's name, or a quantization in the name of the file or of its folder."""
     path, wanted = name.lower(), tag.lower()
     if wanted in (path, Path(path).name, path.removesuffix(".gguf"), name_of(Path(path))):
         return True

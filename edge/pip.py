@@ -19,7 +19,8 @@ class PipFailed(Exception):
 
 
 def download(requirement: str, folder: Path, tell: Callable[[int], None]) -> Path:
-    """A wheel, which pip fetches as the user's own configuration says. tell: told now and then of the bytes so far.
+    """Fetch a wheel with pip, as the user's configuration says, and return its path. tell: is told the bytes so far
+    from time to time.
 
     Raises:
         PipFailed: there is none.

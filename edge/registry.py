@@ -30,7 +30,7 @@ _FACT = re.compile(r"^(NAMES?|HELP|TRAITS) = (.*\n(?:[ )\]}].*\n)*)", re.MULTILI
 
 @dataclass(frozen=True)
 class Entry:
-    """What a module says of itself. module: its import name."""
+    """The facts that a module states about itself. module: its import name."""
 
     name: str
     module: str
@@ -39,7 +39,7 @@ class Entry:
 
     @property
     def asked(self) -> str:
-        """How it is asked for: by its name, or as its traits say."""
+        """The spelling that asks for it: its name, or the one in its traits."""
         return str(self.traits.get("asked", self.name))
 
     def load(self) -> ModuleType:
@@ -48,14 +48,15 @@ class Entry:
 
 
 class Registry(Mapping[str, Entry]):
-    """The modules of a package that have a name, by name, in the order of their files. what: what one of them is."""
+    """The named modules of a package, by name, in the order of their files. what: the word for one of them in
+    messages."""
 
     def __init__(self, package: str, what: str) -> None:
         self.package = package
         self.what = what
 
     def __str__(self) -> str:
-        """How its modules are asked for."""
+        """List the spellings that ask for its modules."""
         return ", ".join(entry.asked for entry in self.values())
 
     def find(self, name: str) -> Entry:

@@ -24,8 +24,8 @@ KINDS = {
 
 
 def open_regular(path: Path) -> FileIO:
-    """A file to read from, without a buffer. OSError where it cannot be opened, is no regular file, or can have no such
-    name; its `strerror` says why."""
+    """Open a regular file for reading, without a buffer. OSError if it cannot be opened, is no regular file, or can
+    have no such name; its `strerror` says why."""
     try:
         descriptor = os.open(path, os.O_RDONLY | WAITS_FOR_NOBODY | BINARY)
     except ValueError:  # a null character, or half a surrogate
@@ -49,7 +49,7 @@ def read_regular(path: Path, maximum: int) -> bytes:
 
 
 def status_of(path: Path) -> os.stat_result:
-    """What the system says of a regular file; OSError as `open_regular`."""
+    """Return the `stat` result of a regular file; OSError as for `open_regular`."""
     try:
         found = path.stat()
     except ValueError:

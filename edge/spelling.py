@@ -9,7 +9,8 @@ SHORT = 4  # letters below which letters may have changed places, and no more
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The name that is most like a given one, or the only one that begins so; None where none is like it."""
+    """Return the name that is most similar to a given one, or the only one that begins with it; None if none is
+    similar."""
     import difflib
 
     known = list(known)

@@ -1,7 +1,7 @@
-"""Putting a folder in the place of another: whatever ends the process, and whenever, one of the two is whole there.
+"""Replacement of a folder by another: one of the two is complete at its path, however and whenever the process ends.
 
-Where the system can exchange two names at once, the old folder never leaves its place. Elsewhere there is a moment
-between two renames in which it has another name; whoever next reads or writes the place puts it back.
+Where the system can exchange two names at once, the old folder stays at its path until then. Elsewhere there is a
+moment between two renames in which it has another name; the next reader or writer of the path restores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, and RENAME_SWAP of macOS
 
 
 def real_place(path: str | Path) -> Path:
-    """Where a folder of this name is, or would be: links are followed, and `.` and `..` have names."""
+    """Return the path with links followed and `.` and `..` resolved; the path need not exist."""
     return Path(os.path.realpath(path))
 
 
@@ -72,7 +72,7 @@ def _rename_back(made: Path, place: Path, old: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Give each of two folders the other's name, at once; False where the system or the disk cannot. OSError where it
+    """Exchange the names of two folders at once; False if the system or the disk cannot do that. OSError if it
     refuses."""
     import ctypes  # 1 MB that no run needs
 
@@ -100,7 +100,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep a folder's list of files; Windows does so by itself."""
+    """Flush a folder's list of files to the disk; Windows does so by itself."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -111,8 +111,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Remove what writers of this place left that were killed, and put back what one of them had moved away. OSError
-    where the folder cannot be read."""
+    """Remove the files of killed writers of this path, and restore a folder that one of them had moved away. OSError if
+    the folder cannot be read."""
     for left, owner in [*_left(place, OLD), *_left(place, PART)]:
         if alive(owner):
             continue
@@ -123,8 +123,8 @@ def sweep(place: Path) -> None:
 
 
 def put_back(path: Path) -> Path | None:
-    """Where nothing is at a place, put back what a killed writer had moved away from it, or wait a moment for a living
-    one. The path of what could not be put back; None where there is nothing to say."""
+    """Restore a path that a killed writer had moved away, if nothing is there; wait a moment for a writer that still
+    runs. Return the path of the file or folder that could not be restored, else None."""
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return None
     until = time.monotonic() + WAIT_S
@@ -147,7 +147,7 @@ def put_back(path: Path) -> Path | None:
 
 
 def _left(place: Path, ending: str) -> Iterator[tuple[Path, int]]:
-    """What writers of a place have next to it, and whose it is."""
+    """Yield the files and folders that writers of a path left next to it, each with its writer's process number."""
     start = f".{place.name}."
     for name in sorted(each.name for each in place.parent.iterdir()):
         owner = name.removeprefix(start).removesuffix(ending)
@@ -156,5 +156,6 @@ def _left(place: Path, ending: str) -> Iterator[tuple[Path, int]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether another process has this number: this one's was an earlier one's, for it starts only now."""
+    """True if another process has this number. This process's number belonged to an earlier writer, as it starts only
+    now."""
     return pid != os.getpid() and is_running(pid)

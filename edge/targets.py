@@ -1,4 +1,4 @@
-"""What a bundle says of graphs for one kind of device: `targets/NAME/target.json`."""
+"""A bundle's descriptions of graphs for one kind of device: `targets/NAME/target.json`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ SOCS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run of a graph costs any device, counted at export. Bytes that it moves, each once: of the weights, of the
-    keys and values that it reads, and of its other inputs and its outputs; what stays within the graph is not counted.
+    """The cost of one run of a graph on any device, counted at export. Bytes that it moves, each once: of the weights,
+    of the keys and values that it reads, and of its other inputs and its outputs; intermediate values are not counted.
     products: multiply-adds of matrix products and convolutions."""
 
     weights: int
@@ -64,7 +64,7 @@ class Cost:
         return self.weights + self.kv + self.rest
 
     def shortest_ms(self, soc: Soc) -> float | None:
-        """An estimate of what a run takes at least: the bytes over the bandwidth. None where that one is unknown."""
+        """Estimate the minimum time of a run: the bytes over the bandwidth. None if the bandwidth is unknown."""
         return None if soc.bandwidth is None else self.bytes / soc.bandwidth / 1e6
 
 
@@ -106,7 +106,7 @@ class StaticEncoder:
 
 @dataclass(frozen=True)
 class Shorter:
-    """The same graphs over a cache of fewer rows."""
+    """Graphs of the same steps over a cache of fewer rows."""
 
     context: int
     graphs: list[StaticGraph]
@@ -156,14 +156,14 @@ class Target:
 
     @property
     def graph_paths(self) -> list[str]:
-        """Of all graphs, in the order of `Compiled.paths`."""
+        """Paths of all graphs, in the order of `Compiled.paths`."""
         encoder = [] if self.encoder is None else [self.encoder.path]
         shorter = (path for each in self.shorter for graph in each.graphs for path in graph.paths)
         return [*(path for graph in self.graphs for path in graph.paths), *encoder, *shorter]
 
     @property
     def files(self) -> list[str]:
-        """Of all that it names."""
+        """Paths of all files that the target names."""
         encoder = self.encoder
         tables = [*self.tables, *self.biases, *([] if encoder is None else encoder.tables)]
         embeddings = [self.embedding, *([] if encoder is None or encoder.embedding is None else [encoder.embedding])]
@@ -173,8 +173,8 @@ class Target:
 
 @dataclass(frozen=True)
 class DeviceTarget:
-    """Graphs for a device with memory of its own, of any size, as the bundle's own are: `decoder`, and `encoder` where
-    there is one, are their paths in the bundle.
+    """Graphs of dynamic sizes for a device with separate memory, such as a GPU: `decoder`, and `encoder` for an
+    encoder-decoder, are their paths in the bundle.
 
     activations: the type of floats, keys and values. weights: the kind of weights. quality: figures of the check
     against the model in float32, through graphs that the CPU's provider runs.
@@ -193,29 +193,29 @@ STATIC = [name for name in TARGETS if name != CUDA]  # whose graphs have fixed s
 
 
 def path_of(name: str) -> str:
-    """Where a bundle has the target of this name."""
+    """Return the path of the target of this name in a bundle."""
     return f"targets/{name}/target.json"
 
 
 def target_for(bundle: Bundle, provider: str) -> str | None:
-    """The name of the bundle's target that the provider runs; None where it has none."""
+    """Return the name of the bundle's target that the provider runs; None if it has none."""
     provider = provider.partition(":")[0]  # without the number of a device
     return next((name for name, runs in TARGETS.items() if runs == provider and has_target(bundle, name)), None)
 
 
 def has_target(bundle: Bundle, name: str) -> bool:
-    """Whether the bundle has the target of this name."""
+    """True if the bundle has the target of this name."""
     return bundle.has(path_of(name))
 
 
 def check_listed(bundle: Bundle, name: str) -> None:
-    """BundleError where a target names a file that the manifest does not list."""
+    """Raise BundleError if a target names a file that the manifest does not list."""
     for file in [] if name == CUDA else read_target(bundle, name).files:
         bundle.file(file)
 
 
 def read_device_target(bundle: Bundle, name: str) -> DeviceTarget:
-    """As `read_target`."""
+    """Return the target of this name for a device such as a GPU; BundleError as for `read_target`."""
     path, target = _read(bundle, name, DeviceTarget)
     for file in (target.decoder, *([] if target.encoder is None else [target.encoder])):
         bundle.file(file)
@@ -254,8 +254,8 @@ def _unusable(path: str, fault: str) -> BundleError:
 
 
 def read_target(bundle: Bundle, name: str) -> Target:
-    """BundleError where it cannot be read, is of a version that this edge does not know, or states sizes that its files
-    do not have."""
+    """Return the target of this name. BundleError if it cannot be read, is of a version that this edge does not know,
+    or states sizes that its files do not have."""
     path, target = _read(bundle, name, Target)
     for file in target.files:
         check_inside(bundle.root, file)

@@ -17,7 +17,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def read_whole(file: BinaryIO, name: str) -> bytes:
-    """All that a file, a pipe or a device gives; InputError where that does not end. name: what errors call it."""
+    """Read a file, a pipe or a device to its end; InputError if there is too much. name: for error messages."""
     data = file.read(MOST + 1)
     if len(data) > MOST:
         raise InputError(f"{name} has more than {MOST >> 20} MiB; split it, or name another.")

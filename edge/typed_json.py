@@ -33,10 +33,10 @@ def _hints(kind: type) -> dict[str, Any]:
 def read_json(
     text: str, where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError, lenient: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in `text`; `error`, with the advice, where it holds something else.
+    """Return the JSON object in `text`; raise `error`, with the advice, if it holds anything else.
 
-    lenient: take what JSON does not have and other programs write: NaN, infinity, and a name twice in an object, of
-    which readers choose different ones.
+    lenient: accept values that are not JSON and that other programs write: NaN, infinity, and a name twice in an
+    object, of which readers choose different ones.
     """
     try:
         raw = json.loads(text) if lenient else json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
@@ -127,7 +127,8 @@ def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
 
 
 def _usable(raw: Any) -> bool:
-    """Whether other libraries can take a value of JSON's own types."""
+    """True if other libraries accept a scalar that was read from JSON: no lone surrogate, no infinity or NaN, no
+    integer of more than 64 bits."""
     if isinstance(raw, str):
         return raw.isascii() or not _HALF.search(raw)
     if isinstance(raw, float):

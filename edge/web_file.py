@@ -23,7 +23,7 @@ LONGEST = 100  # characters of a file's name
 
 
 def place_of(address: str) -> Path:
-    """Where the file at an address lies once it is fetched."""
+    """Return the local path of the file at an address once it is fetched."""
     given = urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2])
     name = re.sub(r"[^\w.-]", "_", given.removesuffix(".gguf"), flags=re.ASCII)[:LONGEST].lstrip(".-")
     folder = hashlib.sha256(address.encode(errors="surrogateescape")).hexdigest()[:16]
@@ -31,7 +31,7 @@ def place_of(address: str) -> Path:
 
 
 def local(address: str) -> Path | None:
-    """Where the file at an address lies, if it was fetched."""
+    """Return the path of the fetched file of an address; None if it was not fetched."""
     path = place_of(address)
     return path if path.is_file() and is_own(path) else None
 

@@ -1,4 +1,4 @@
-"""How commands read their arguments: one parser for all, and the options that several of them take."""
+"""Arguments of commands: the parser that all commands use, and the options that several of them share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help{advice}.")
 
     def _advice(self, given: list[str]) -> str:
-        """What was perhaps meant by arguments that are unknown."""
+        """Return a hint for unknown arguments: the option or argument that was probably meant."""
         option = next((each.partition("=")[0] for each in given if each.startswith("-") and each != "-"), None)
         if option is None:
             return f", or {self.surplus.format(given[0])}" if self.surplus else ""

@@ -1,7 +1,7 @@
-"""How a command ends. Its exit status says how:
+"""The end of a command. Its exit status is one of:
 
-    0    all went well
-    1    an error that nobody foresaw; or who read the output has gone
+    0    success
+    1    an unexpected error; or the reader of the output has gone
     2    refused: one sentence says what was wrong
     130  ended by Ctrl-C (SIGINT)
     143  ended by SIGTERM, as of `kill` or a system that shuts down

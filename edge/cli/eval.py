@@ -119,7 +119,7 @@ def command(args: argparse.Namespace) -> None:
 
 
 def _compared(args: argparse.Namespace) -> bool:
-    """Whether something else than a bundle's decode graph is measured."""
+    """True if something other than a bundle's decode graph is measured."""
     return args.torch is not None or args.agree is not None or args.prefill_graph
 
 

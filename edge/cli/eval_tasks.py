@@ -62,7 +62,7 @@ class Item:
 
 @dataclass(frozen=True)
 class TaskFigures:
-    """What a setting made of a file's lines, answered greedily."""
+    """Scores and speed of one setting on a file's lines, answered greedily."""
 
     skip: str
     speculate: str
@@ -140,7 +140,7 @@ def _texts(wanted: Any) -> bool:
 
 
 def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: str | None, provider: Provider) -> str:
-    """What the KV cache is kept in under all settings; what is wrong with any is said before the first is answered.
+    """Return the dtype of the KV cache under all settings. All settings are checked before the first line is answered.
 
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.

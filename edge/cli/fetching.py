@@ -12,7 +12,7 @@ from edge.names import Named
 
 
 def fetch_shown(named: Named) -> Path:
-    """Where a model lies, fetched where it is not here. Errors are those of `Named.fetch`."""
+    """Return a model's path; fetch it with a progress bar if it is not here. Errors are those of `Named.fetch`."""
     seen = 0
     advance: Callable[[float], None] | None = None
     with ExitStack() as shown:

@@ -172,7 +172,7 @@ def _chats(manifest: Manifest) -> str:
 
 
 def _settings(manifest: Manifest) -> dict[str, str]:
-    """What chats are answered by, where the model's makers set anything."""
+    """Rows on how chats are answered, sampling and thoughts, where the model's makers set any."""
     shown = manifest.generation.sampling if manifest.kind == "decoder" and manifest.generation is not None else ""
     rows = {"sampling": f"{shown}; --temperature 0 is greedy"} if shown else {}
     if (marks := manifest.thinking) is not None:

@@ -1,4 +1,5 @@
-"""What a step of a bundle's graphs for a kind of device moves and multiplies, and what that takes a chip at least."""
+"""Costs of a step of a bundle's graphs for a kind of device: bytes moved, multiply-adds, and the minimum time on a
+chip."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ UNKNOWN = "What a step moves is unknown: the bundle was exported before that was
 
 
 def targets_of(bundle: Bundle) -> list[Target]:
-    """Those whose graphs have fixed sizes. BundleError where one cannot be read."""
+    """Return the targets whose graphs have fixed sizes. BundleError if one cannot be read."""
     return [read_target(bundle, name) for name in STATIC if has_target(bundle, name)]
 
 
 def for_cuda(bundle: Bundle) -> DeviceTarget | None:
-    """What the bundle has for CUDA. BundleError where it cannot be read."""
+    """Return the bundle's target for CUDA; None if it has none. BundleError if it cannot be read."""
     return read_device_target(bundle, CUDA) if has_target(bundle, CUDA) else None
 
 
@@ -46,7 +47,7 @@ def show_cuda(target: DeviceTarget, out: Console) -> None:
 
 
 def summary(target: Target) -> dict[str, Any]:
-    """For `--json`. Figures are null where they are unknown."""
+    """Return the figures for `--json`. A figure is null if it is unknown."""
     graphs = []
     for name, tokens, context, cost in _graphs(target):
         estimates = {soc.name: _estimate(soc, tokens, cost) for soc in _socs(target)}
@@ -100,7 +101,8 @@ def _socs(target: Target) -> list[Soc]:
 
 
 def _estimate(soc: Soc, tokens: int | None, cost: Cost | None) -> dict[str, float | None]:
-    """Of a graph on a chip. Tokens a second are those of answers without drafts: one a step."""
+    """Estimate the time and rate of a graph on a chip. Tokens a second are those of answers without drafts: one a
+    step."""
     shortest = None if cost is None else cost.shortest_ms(soc)
     rate = None if shortest is None or tokens != 1 else 1e3 / shortest
     return {"ms_at_least": shortest, "tokens_per_s_at_most": rate}

@@ -52,7 +52,7 @@ def command(args: argparse.Namespace) -> None:
 
 
 def summary(entry: Entry) -> dict[str, Any]:
-    """What a script wants to know of an entry."""
+    """Return the facts of an entry that a script needs, for `--json`."""
     here = catalog.local(entry)
     return {
         "name": entry.name,

@@ -117,7 +117,7 @@ def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
 
 
 def _drafts(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str) -> dict[str, Any] | None:
-    """What drafts cost in memory and gain in speed under this plan; None where there are none.
+    """Return the memory that drafts cost and the speed that they gain under this plan; None without drafts.
 
     The gain is that of exact answers over one token a step: an estimate for `lookup`, which is close to `auto`; None
     for other drafters.
@@ -165,8 +165,8 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
 
 
 def _show_longest(plan: Plan) -> None:
-    """What a text of an encoder-decoder takes that is as long as a run without a budget allows: attention between all
-    of its tokens grows with their square."""
+    """Print the memory that an encoder-decoder needs for the longest input of a run without a budget. Attention between
+    all tokens of an input grows with their square."""
     from edge.runtime.memory.plan import needed
     from edge.runtime.memory.sizes import show_size
 
@@ -177,7 +177,7 @@ def _show_longest(plan: Plan) -> None:
 def _facts(
     manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, drafts: dict[str, Any] | None
 ) -> dict[str, str]:
-    """What fits, in words."""
+    """Return the settings that fit, as rows of words."""
     demand, decoder = plan.demand, manifest.encoder is None
     whole = ", all that the bundle has" if demand.context == manifest.context else ""
     facts = {"Context": f"{demand.context:,} tokens{whole}"}
@@ -209,7 +209,7 @@ def _facts(
 
 
 def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What each of several budgets has room for, and what drafts cost and gain there."""
+    """Print a table of budgets: the settings that fit in each, and the cost and gain of drafts there."""
     if not rows:
         return
     drafting = [row["drafts"] for row in rows if row["drafts"] is not None]

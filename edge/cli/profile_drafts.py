@@ -84,7 +84,7 @@ def _with(drafter: str, bundle: Bundle, options: ProfileOptions) -> Bundle:
 
 
 def _measured(drafter: Entry, bundle: Bundle) -> bool:
-    """Whether a drafter is measured where none is named: it serves decoders, and needs no more than the bundle has."""
+    """True if a drafter is measured by default: it serves decoders, and needs no more than the bundle has."""
     needs = drafter.asked.startswith(f"{drafter.name}=") or (
         drafter.traits.get("segments") and not bundle.manifest.segments
     )
@@ -115,7 +115,7 @@ def _answers(
     options: ProfileOptions,
     progress: Callable[[int, int], None],
 ) -> list[Acceptance]:
-    """What plain decoding and these drafters did over an engine that is opened for them."""
+    """Open an engine and measure plain decoding and these drafters on it."""
     drafter = names[0] if names else OFF
     engine = open_engine(
         bundle,

@@ -1,4 +1,4 @@
-"""Where the time of a bundle's graphs goes, as tables on the terminal."""
+"""Tables of the time that a bundle's graphs spend in each operator."""
 
 from __future__ import annotations
 

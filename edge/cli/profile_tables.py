@@ -95,7 +95,7 @@ def _curve(points: list[CurvePoint], out: Console, over: str = "") -> None:
 
 
 def _facts(profile: Profile) -> dict[str, str]:
-    """What is one line each."""
+    """Return the figures of a profile that take one line each."""
     facts: dict[str, str] = {}
     if (run := profile.sustained) is not None:
         seconds = run.rates[-1].second if run.rates else 60.0

@@ -64,7 +64,7 @@ class Phone:
         return [self.adb, "-s", self.serial, "shell", script]
 
     def shell(self, script: str, seconds: float | None = None) -> Ran:
-        """What a script on the phone prints, and its exit status; PhoneError where the phone does not answer."""
+        """Run a script on the phone; return its output and exit status. PhoneError if the phone does not answer."""
         return _run(self._command(script), f"The phone {self.serial}", seconds)
 
     def send(self, script: str, source: Path, progress: Callable[[int], None]) -> None:
@@ -81,8 +81,8 @@ class Phone:
                 _refuse(f"The phone {self.serial}", error)
 
     def lines(self, script: str, seconds: float) -> Iterator[str]:
-        """What a script prints, line by line as it comes, whatever its exit status; PhoneError where none comes for so
-        long."""
+        """Yield the lines that a script prints as they come, whatever its exit status. PhoneError if no line comes for
+        so many seconds."""
         with self._started(script, seconds, stdout=True) as (process, alive):
             assert process.stdout is not None and process.stderr is not None
             for line in process.stdout:
@@ -151,7 +151,7 @@ def _run(command: list[str], who: str, seconds: float | None = None) -> Ran:
 
 
 def _said_by_adb(error: str) -> bool:
-    """Whether adb itself failed, and not what it ran."""
+    """True if adb itself failed, and not the program that it ran."""
     return any(line.startswith(("error: ", "adb: ")) for line in error.splitlines())
 
 

@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 
 
 def check_app(phone: Phone) -> None:
-    """PhoneError where the app is not there, or cannot be written to."""
+    """Raise PhoneError if the app is not installed, or is not a debug build, whose files alone adb may write."""
     if not phone.shell(f"pm path {PACKAGE}").output.startswith("package:"):
         raise PhoneError(
             f"The app {PACKAGE} is not on the phone {phone.serial}; build it with android_demo/app/build_apk.py, and "
@@ -49,8 +49,8 @@ def name_of(bundle: Bundle) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a phone lacks of a bundle. sent: files that it has nowhere; reused: those of its older bundle of this name;
-    stale: files of a copy that was cut off, and that this bundle has not."""
+    """The files of a bundle that a phone lacks. sent: files that are nowhere on the phone; reused: files of the older
+    bundle of this name; stale: files of an interrupted copy that are not in this bundle."""
 
     sha256s: dict[str, str]
     sent: list[str]
@@ -60,7 +60,7 @@ class Missing:
 
 
 def survey(phone: Phone, bundle: Bundle, name: str) -> Missing | None:
-    """What is to be done; None where the bundle is there already."""
+    """Compare the phone's files with the bundle's; return the missing ones, or None if the bundle is there already."""
     wanted = {file.path: file.sha256 for file in bundle.manifest.files}
     wanted[MANIFEST] = sha256_of(bundle.root / MANIFEST)
     whole, part = shlex.quote(name), shlex.quote(name + PART)
@@ -89,7 +89,7 @@ def survey(phone: Phone, bundle: Bundle, name: str) -> Missing | None:
 
 
 def _free(phone: Phone, space: str) -> int:
-    """Bytes, from what `df -k` prints: its last columns are what is available, a share and a place."""
+    """Return the free bytes that `df -k` prints: its last columns are available blocks, a share and a mount point."""
     columns = space.strip().splitlines()[-1].split() if space.strip() else []
     if len(columns) < 4 or not columns[-3].isdecimal():
         said = space.strip() or "nothing"
@@ -98,8 +98,9 @@ def _free(phone: Phone, space: str) -> int:
 
 
 def copy(phone: Phone, bundle: Bundle, name: str, missing: Missing, progress: Progress) -> None:
-    """Copy what is missing to a folder that the app does not show, and make it the bundle when it is whole; PhoneError
-    where there is no room, or the phone goes away. What was copied until then need not be copied again."""
+    """Copy the missing files to a folder that the app does not show, and rename it to the bundle when it is complete.
+    PhoneError if there is no room, or the phone goes away. Files that were copied until then need not be copied
+    again."""
     sizes = {path: bundle.path(path).stat().st_size for path in missing.sha256s}
     needed = sum(sizes[path] for path in (*missing.sent, *missing.reused)) + SPARE
     if needed > missing.free:
@@ -155,7 +156,7 @@ def _as_app(script: str) -> str:
 
 
 def _inside(phone: Phone, script: str, seconds: float | None = None) -> str:
-    """What a script prints that runs as the app, in its own folder."""
+    """Run a script as the app, in the app's folder, and return its output. PhoneError if it fails."""
     ran = phone.shell(_as_app(script), seconds)
     if ran.status != 0:
         lines = (ran.error or ran.output).strip().splitlines() or [f"status {ran.status}"]

@@ -57,12 +57,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def is_device(path: Path) -> bool:
-    """Whether this is a device or a pipe: renaming a file to its name would take its place away."""
+    """True for a device or a pipe. Renaming a file to its name would replace it."""
     return path.exists() and not path.is_file()
 
 
 def same_file(a: Path, b: Path) -> bool:
-    """Whether two names are of one file that is there."""
+    """True if two paths lead to one existing file."""
     try:
         return a.samefile(b)
     except OSError:  # one of them is not there

@@ -36,7 +36,7 @@ def command(args: argparse.Namespace) -> None:
 
 
 class _Found:
-    """What the cache has of a name."""
+    """The bundles, models and record that the cache has under a name."""
 
     def __init__(self, name: str) -> None:
         from edge import names
@@ -72,7 +72,7 @@ class _Found:
             raise InputError(f"The cache has nothing of the name {self.name}{meant}")
 
     def remove(self) -> int:
-        """Remove it; how many bytes it had."""
+        """Remove them; return the number of bytes that they had."""
         from edge.cli.run.here import size_of
         from edge.cli.run.made import remove
         from edge.cli.run.recorded import forget

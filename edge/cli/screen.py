@@ -1,9 +1,11 @@
-"""What commands write to a terminal: control characters of others are shown as text there, and only ours act.
+"""Filter for text that commands write to a terminal: control characters in it are shown as text, and only those of
+`edge` itself act.
 
 Names, errors and answers come from bundles, files, phones and models. On a terminal their escape sequences would
-recolour or erase what stands there, rename the window or answer in a person's stead. `install` puts a `Screen` before
-standard output and error where they are terminals, so that whatever is printed passes it; what draws with codes of ours
-(`tables.console`, a progress line) writes below it, and text of others by `visible`. Files and pipes get every byte.
+recolour or erase text, rename the window or answer instead of a person. `install` puts a `Screen` before standard
+output and error where they are terminals, so that all printed text passes it. Code that draws with control codes
+(`tables.console`, a progress line) writes below it, and passes foreign text through `visible`. Files and pipes get
+every byte.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ LINE = 256  # characters before one that are looked at
 
 
 def visible(text: str, before: str = "") -> str:
-    """The text as a terminal may have it: each character that would act, or that is not seen, is written out, such as
-    ``\\x1b``, but where scripts and emoji need it. before: what is in front of it on its line."""
+    """Return the text in a form that is safe on a terminal: each control or invisible character is written out, such as
+    ``\\x1b``, except where scripts and emoji need it. before: the text in front of it on its line."""
     whole, at, parts = before + text, len(before), list[str]()
     for found in _ACTING.finditer(whole, at):
         if not _belongs(whole, found.start()):
@@ -50,7 +52,7 @@ def visible(text: str, before: str = "") -> str:
 
 
 def _belongs(text: str, at: int) -> bool:
-    """Whether a character that is not seen is a part of honest text."""
+    """True if an invisible character is a part of honest text."""
     character, base = text[at], text[max(0, at - 1) : at]
     if character in DIRECTION:  # next to letters that are written from right to left, which reorder as much themselves
         return LEFTWARDS.search(text, max(text.rfind("\n", 0, at), at - LINE, 0), at + 2) is not None
@@ -76,7 +78,7 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 class Screen:
-    """A terminal's stream that shows all text as `visible` has it, in every other respect the stream itself."""
+    """A terminal's stream that writes all text through `visible`, and is otherwise the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -96,7 +98,7 @@ class Screen:
 
 
 def screened(stream: TextIO) -> TextIO:
-    """The stream with a screen before it where it is a terminal."""
+    """Return the stream behind a `Screen` if it is a terminal, else the stream."""
     if isinstance(stream, Screen) or not stream.isatty():
         return stream
     return cast(TextIO, Screen(stream))
@@ -108,5 +110,5 @@ def install() -> None:
 
 
 def below(stream: TextIO) -> TextIO:
-    """The stream itself, for what draws with control codes of ours."""
+    """Return the stream without its `Screen`, for code that draws with control codes."""
     return cast(Screen, stream).stream if isinstance(stream, Screen) else stream

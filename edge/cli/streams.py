@@ -14,9 +14,9 @@ from edge.errors import InputError
 
 
 def complete() -> bool:
-    """Put something in the place of each standard stream that is closed; returns whether standard output was.
+    """Open the null device for each standard stream that is closed; return True if standard output was closed.
 
-    A file that is opened later would get its number, and what libraries print would go into that file.
+    Otherwise a file that is opened later would get the stream's number, and the output of libraries would go into it.
     """
     closed = sys.stdout is None
     if None in (sys.stdin, sys.stdout, sys.stderr):
@@ -54,7 +54,7 @@ class _Closed(io.RawIOBase):
 
 
 def settle() -> bool:
-    """Write out what was printed; False where that fails. What is left then goes nowhere when Python ends."""
+    """Flush the output; False if that fails. The rest is then discarded when Python ends."""
     return all([_flushed(stream) for stream in (sys.stdout, sys.stderr)])
 
 
@@ -68,7 +68,7 @@ def _flushed(stream: TextIO) -> bool:
 
 
 def _only_read(stream: TextIO) -> bool:
-    """Whether a shell opened a stream of ours to be read: `1</dev/null`."""
+    """True if a shell opened an output stream for reading: `1</dev/null`."""
     if sys.platform == "win32":
         return False
     import fcntl
@@ -96,7 +96,7 @@ def show_log() -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Let what is still written to a stream go nowhere."""
+    """Discard all further output to a stream."""
     with contextlib.suppress(OSError, ValueError):  # it may have no file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

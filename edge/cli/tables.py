@@ -1,4 +1,4 @@
-"""What commands print: tables on the terminal, and JSON for scripts."""
+"""Output of commands: tables on the terminal, and JSON for scripts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def command(args: argparse.Namespace) -> None:
 
 
 def _check_files(bundle: Bundle) -> list[str]:
-    """What is to be said of a bundle's files; BundleError where one is damaged."""
+    """Check a bundle's files; return lines about them. BundleError if one is damaged."""
     from edge.cli.progress import bar
 
     files = bundle.manifest.files
@@ -79,7 +79,7 @@ def _check_files(bundle: Bundle) -> list[str]:
 
 
 def _replay(bundle: Bundle, provider: Provider) -> dict[str, GoldenReport]:
-    """What each graph answers, by its role."""
+    """Replay the recorded answers on each graph; return the reports by the graph's role."""
     from edge.cli.progress import bar
     from edge.golden import read_golden
     from edge.runtime.check.golden import open_role, replay_golden, roles
@@ -137,7 +137,7 @@ def _emit(bundle: Bundle, folder: Path, provider: Provider) -> None:
 
 
 def _tell_of(report: GoldenReport) -> None:
-    """What a replay found, in lines."""
+    """Print what a replay found."""
     ties, different = len(report.near_ties), report.different
     same = report.tokens - ties - different
     told = f", {ties} near-tie{'s' if ties > 1 else ''}" if ties else ""

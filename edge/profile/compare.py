@@ -40,7 +40,7 @@ class Row:
 
     @property
     def certain(self) -> bool:
-        """Whether the two differ by more than noise."""
+        """True if the two differ by more than noise."""
         return abs(math.log(self.ratio)) > math.log1p(self.noise)
 
     @property
@@ -53,13 +53,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two profiles have in common, figure by figure, and in which settings they differ."""
+    """Comparison of two profiles: the figures that both have, and the settings in which they differ."""
 
     rows: list[Row]
     differences: list[tuple[str, str, str]]  # setting, its value in a, its value in b
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the comparison for JSON."""
         more = ({"ratio": row.ratio, "certain": row.certain, "better": row.better or None} for row in self.rows)
         rows = [dataclasses.asdict(row) | each for row, each in zip(self.rows, more, strict=True)]
         return {"differences": [{"setting": s, "a": a, "b": b} for s, a, b in self.differences], "rows": rows}
@@ -154,7 +154,8 @@ def _joined(*parts: float) -> float:
 
 
 def _machines(a: Profile, b: Profile) -> float:
-    """What a median may be off because the machines became slower or faster, or had other work to do."""
+    """Return the relative uncertainty of a median from changes of the machines: speed that drifted, or load of other
+    programs."""
     noises = [each.noise for each in (a, b) if each.noise is not None]
     return max(FLOOR, _joined(*(noise.drift for noise in noises), *(noise.foreign_cpu or 0.0 for noise in noises)))
 

@@ -30,8 +30,8 @@ def page(profile: Profile) -> str:
 
 
 def _data(profile: Profile) -> str:
-    """What the scripts read, as JSON that cannot end the element in which it stands. Operators are there step by step,
-    not one by one."""
+    """Return the data of the scripts as JSON that cannot end the element around it. Operators are summed up by step,
+    not listed one by one."""
     steps = []
     for step in step_times(profile.ops, profile.peaks):
         layers = {name: [(place, round(us, 2)) for place, us in nodes] for name, nodes in step.layers.items()}

@@ -1,7 +1,8 @@
-"""What a profile's operators say: the time of a step by part of the model and by layer, and what binds each part.
+"""Roofline analysis of a profile's operators: the time of a step by part of the model and by layer, and the limit of
+each part.
 
-A part is held against two roofs: the time that moving its bytes takes at the memory's measured rate, and the time of
-its operations at the kernels' measured peak. The longer of the two is the least it could take on this machine.
+A part is compared with two roofs: the time that moving its bytes takes at the memory's measured rate, and the time of
+its operations at the kernels' measured peak. The longer of the two is the minimum on this machine.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ MEMORY, CACHES, ARITHMETIC, NEITHER = "memory", "caches", "arithmetic", "neither
 
 @dataclass(frozen=True)
 class Limit:
-    """What binds an operator, and how much of what the machine could do there it reaches (1: all of it).
+    """The limit of an operator, and the share of the machine's rate that it reaches there (1: all of it).
 
-    name: "memory", "arithmetic", "caches" where it moves more than the memory could (what it reads was still in the
-    caches), or "neither" where it reaches little of both: it is too small to be worth starting, waits for threads, or
-    its kernel is slow.
+    name: "memory", "arithmetic", "caches" if it moves more than the memory could (its input was still in the caches),
+    or "neither" if it reaches little of both: it is too small to be worth starting, waits for threads, or its kernel is
+    slow.
     """
 
     name: str
@@ -39,7 +40,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Part:
-    """What one part of a model takes in a step, over all layers: nodes of one operator under one name."""
+    """The time and work of one part of a model in a step, summed over all layers: nodes of one operator under one
+    name."""
 
     path: str  # "self_attn/qkv_proj"; empty where the nodes have no name but their operator's
     op_type: str
@@ -86,7 +88,7 @@ def step_times(ops: Sequence[Op], peaks: Peaks | None) -> list[StepTime]:
 
 
 def kind_of(op_type: str) -> str:
-    """Which of `KINDS` an operator is."""
+    """Return the kind of an operator, one of `KINDS`."""
     if op_type in PRODUCTS or op_type in {"Conv", "FusedConv"}:
         return PRODUCT
     if op_type in ATTENTION:
@@ -103,7 +105,7 @@ def path_of(node: str) -> str:
 
 
 def limit_of(us: float, moved: int | None, flops: int | None, arithmetic: str | None, peaks: Peaks) -> Limit | None:
-    """What binds something that takes `us` microseconds; None where nothing is known of it."""
+    """Return the limit of an operator that runs for `us` microseconds; None if its work is unknown."""
     if us <= 0 or (not moved and not flops):
         return None
     peak = peaks.gemm_gflop_per_s.get(arithmetic or "float32")

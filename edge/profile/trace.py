@@ -53,7 +53,7 @@ def trace_json(profile: Profile, story: Sequence[Step] = ()) -> str:
 
 
 def _watched(event: graph_runs.Event) -> Event:
-    """What is told of a node that the profiler watched."""
+    """Return the arguments of a profiled node in the trace: operator, shapes and threads."""
     return {
         "operator": event.op_type,
         "inputs": list(map(_shape, node_costs.shapes(event.inputs))),

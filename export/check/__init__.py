@@ -1,1 +1,1 @@
-"""The check that ends an export: the written graphs next to the model in float32."""
+"""The check at the end of an export: the written graphs compared with the model in float32."""

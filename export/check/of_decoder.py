@@ -1,4 +1,4 @@
-"""The check that ends an export: the written graphs beside the model in float32, on a short text."""
+"""The check at the end of an export: the written graphs compared with the model in float32, on a short text."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check(engine: Engine, recorded: RecordedLogits, *, prefill: bool = False, ch
 
 
 def quality(found: Agreement) -> dict[str, float]:
-    """The figures as the manifest holds them."""
+    """Return the figures in the manifest's form."""
     return {
         "check_tokens": float(found.tokens),
         "top1_agreement": round(found.top1, 4),
@@ -95,7 +95,8 @@ def quality(found: Agreement) -> dict[str, float]:
 
 
 def refuse_if_broken(found: Agreement, manifest: Manifest, *, flag: str = "--weights") -> None:
-    """ExportError where the bundle's answers are not those of the model. flag: what chose the weights."""
+    """Raise ExportError if the bundle's predictions are not those of the model. flag: the option that chose the
+    weights."""
     weights = manifest.weights
     halves = [METHODS[half].traits for half in weights.split("+")]  # of an encoder-decoder
     most, least = max(half["max_kl"] for half in halves), min(half.get("min_top1", 0.0) for half in halves)

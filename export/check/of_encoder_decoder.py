@@ -41,8 +41,8 @@ SENTENCES = [  # written for this check
 
 
 class RecordedPairs:
-    """Answers to some inputs, and the logits of the model in float32. its_own: whether it gave these answers; of others
-    a perplexity says nothing."""
+    """Answers to some inputs, and the logits of the model in float32. its_own: True if the model gave these answers;
+    for others a perplexity means nothing."""
 
     def __init__(self, sources: Sources, logits: RecordedLogits, *, its_own: bool) -> None:
         self.sources = sources
@@ -102,7 +102,7 @@ def reference_in_numpy(
 
 
 def check(engine: Engine, recorded: RecordedPairs, encode: Callable[[Input], KVCache]) -> Agreement:
-    """The written graphs beside what was recorded. `encode` makes a cache for an input."""
+    """Compare the written graphs with the recorded logits. `encode` returns a cache for an input."""
     return compare(recorded.logits, _EnginePairs(engine, recorded.sources, encode), recorded.logits.texts)
 
 

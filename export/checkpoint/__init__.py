@@ -1,4 +1,4 @@
-"""Where weights come from: a model directory, a .gguf file, or a name (see `edge.names`)."""
+"""Readers of weights: a model directory, a .gguf file, or a name (see `edge.names`)."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def open_checkpoint(
 
 
 def _open_path(path: Path, say: Say | None, without: str, **about: str | None) -> Checkpoint:
-    """Open what stands at `path` in the format that it has the mark of, else in the one that needs no mark.
+    """Open the file or folder at `path` with the format whose mark it has, else with the one that needs no mark.
 
-    about: name, kind and licence, where they are known.
+    about: name, kind and licence, if they are known.
     """
     reads = "folder" if path.is_dir() else "file"
     fitting = [

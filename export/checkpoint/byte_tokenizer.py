@@ -34,7 +34,7 @@ def tokenizer_json(settings: dict[str, Any]) -> str:
 
 
 def extra_ids(settings: dict[str, Any]) -> int:
-    """How many tokens for masked spans the settings ask for; CheckpointError where that is an impossible number."""
+    """Return the number of tokens for masked spans that the settings ask for; CheckpointError if it is out of range."""
     extra = settings.get("extra_ids", EXTRA)
     if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
         raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MOST_EXTRA}.")

@@ -52,7 +52,7 @@ _FEED_FORWARD = {
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a tensor is: the variable, and which of how many equal parts of its rows."""
+    """The place of a tensor in the file: the variable, and one of several equal parts of its rows."""
 
     variable: str
     part: int = 0
@@ -61,7 +61,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What `config.json` may say."""
+    """The fields of `config.json` that are read."""
 
     suppress_ids: list[int] | None = None
     suppress_ids_begin: list[int] | None = None
@@ -143,7 +143,7 @@ class CTranslate2Checkpoint(FolderCheckpoint):
         return len({m[1] for name in self._file.variables if (m := re.match(rf"{part}/layer_(\d+)/", name))})
 
     def _config(self, settings: _Settings) -> dict[str, Any]:
-        """What transformers' config.json of this model says: sizes from the tensors, the rest as OpenAI's models."""
+        """Return transformers' config.json of this model: sizes from the tensors, the rest as in OpenAI's models."""
         vocab_size, width = self._shape("decoder/embeddings/weight", 2)
         _, mel_bins, _ = self._shape("encoder/conv1/weight", 3)
         start, end = map(self._vocabulary.token_to_id, (START, END))
@@ -168,7 +168,7 @@ class CTranslate2Checkpoint(FolderCheckpoint):
         return config
 
     def _generation(self, settings: _Settings) -> dict[str, Any]:
-        """What transformers' generation_config.json of this model says, but for what its tokens say themselves."""
+        """Return transformers' generation_config.json of this model, without the ids that its vocabulary gives."""
         generation: dict[str, Any] = {
             "is_multilingual": self._vocabulary.get_vocab_size(with_added_tokens=True) != ENGLISH_ALONE,
             "max_length": self.config["max_target_positions"],
@@ -181,7 +181,7 @@ class CTranslate2Checkpoint(FolderCheckpoint):
 
 
 def _sources(config: dict[str, Any]) -> dict[str, _Source]:
-    """Where each tensor of transformers' model is, in the order in which it lists them."""
+    """Map each tensor of transformers' model to its place in the file, in transformers' order."""
     sources = {
         **_both("model.encoder.conv1", _Source("encoder/conv1")),
         **_both("model.encoder.conv2", _Source("encoder/conv2")),

@@ -132,7 +132,7 @@ class CTranslate2File:
             raise self._damaged("it has a name that is no text") from None
 
     def _take(self, size: int) -> int:
-        """Go on over `size` bytes; where they begin."""
+        """Advance by `size` bytes; return the offset where they begin."""
         if self._at + size > len(self._data):
             raise CheckpointError(f"{self.path} is cut short at {len(self._data)} bytes; fetch it again.")
         self._at += size

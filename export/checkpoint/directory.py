@@ -34,7 +34,7 @@ _Found = dict[str, Tensor]  # by the model's name
 
 
 class FolderCheckpoint(Checkpoint):
-    """What is known of a checkpoint in a folder before its files are read."""
+    """The facts of a checkpoint in a folder that are known before its files are read."""
 
     def __init__(
         self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
@@ -144,7 +144,7 @@ class DirectoryCheckpoint(FolderCheckpoint):
 
 
 def _left_bias(name: str, found: Mapping[str, Tensor]) -> bool:
-    """Whether it is a bias of zeros, which quantizers give modules that have none."""
+    """True if it is a bias of zeros that a quantizer gave a module without a bias."""
     weight = found.get(f"{name.removesuffix('.bias')}.weight")
     quantized_module = name.endswith(".bias") and weight is not None and not isinstance(weight, Stored)
     return quantized_module and not found[name].read().any()

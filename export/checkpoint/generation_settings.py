@@ -1,4 +1,4 @@
-"""What a checkpoint says about generating: the settings that a bundle takes over have the types that it takes."""
+"""Generation settings of a checkpoint, checked to have the types that a bundle needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GGUF = {
 
 @dataclass(frozen=True)
 class _Settings:
-    """Those of transformers' names that are read here."""
+    """The generation settings that are read here, by transformers' names."""
 
     decoder_start_token_id: int | None = None
     bos_token_id: int | None = None
@@ -69,6 +69,6 @@ def gguf_settings(header: GGUFHeader) -> dict[str, Any]:
 
 
 def check_settings(raw: Mapping[str, Any], where: str) -> None:
-    """CheckpointError where a setting that shapes what is generated is of another type than transformers'."""
+    """Raise CheckpointError if a setting that shapes the generated text is of another type than transformers'."""
     known = {name: raw[name] for name in (field.name for field in dataclasses.fields(_Settings)) if name in raw}
     typed(known, _Settings, where, advice="fetch the checkpoint again", error=CheckpointError)

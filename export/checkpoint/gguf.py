@@ -145,10 +145,11 @@ class GGUFCheckpoint:
         return finite(self._dequantized(source), source, self._header.path)
 
     def _places(self, name: str, rows: slice | None = None) -> NDArray[np.int64] | slice | None:
-        """Where `rows` of transformers' tensor stand in the file; None: all, in the file's order.
+        """Return the row numbers in the file of `rows` of transformers' tensor. None means all rows in the file's
+        order.
 
-        llama.cpp's converter interleaves the two halves of every head of q and k, because its rope turns neighbouring
-        pairs where transformers' turns halves.
+        llama.cpp's converter interleaves the two halves of every head of q and k, because its rope rotates neighbouring
+        pairs and transformers' rotates halves.
         """
         if not self._gguf.permuted:
             return rows

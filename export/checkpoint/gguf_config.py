@@ -38,7 +38,8 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def family_of(header: GGUFHeader) -> tuple[str, Family, GGUF]:
-    """What the file says it is: transformers' model type, its family's facts, and those about GGUF files.
+    """Return the family of a file's architecture: transformers' model type, the family's facts, and those about GGUF
+    files.
 
     Raises:
         CheckpointError: an architecture that is not known here, or a mixture of experts.

@@ -42,7 +42,7 @@ def transformers_name(name: str, config: dict[str, Any]) -> str | None:
 
 
 def check_layers(tensors: Iterable[str], config: dict[str, Any], path: Path) -> None:
-    """CheckpointError where the metadata counts more layers than there are tensors of."""
+    """Raise CheckpointError if the metadata counts more layers than there are tensors of."""
     there = {(match[1], match[2]) for name in tensors if (match := _LAYER.fullmatch(name))}
     for stack, key in (("enc", "num_layers"), ("dec", "num_decoder_layers")):
         if config[key] > (found := sum(each[0] == stack for each in there)):

@@ -52,7 +52,7 @@ _SHARED = re.compile(r"(?:.+\.)?(?:shared|embed_tokens)")
 
 @dataclass(frozen=True)
 class _Change:
-    """What is added to a matrix: ``scale * b @ a``. a: [r, K], b: [N, r]; of an embedding both transposed.
+    """The change of a matrix: ``scale * b @ a`` is added to it. a: [r, K], b: [N, r]; of an embedding both transposed.
 
     magnitude: the length of each row of the sum, with DoRA.
     """
@@ -161,7 +161,7 @@ class LoRACheckpoint(FolderCheckpoint):
         return name not in self._changes and name not in self._whole
 
     def _check(self) -> None:
-        """CheckpointError where the configuration asks for more than `_Change` does."""
+        """Raise CheckpointError if the configuration asks for more than `_Change` supports."""
         kind = self._said.get("peft_type")
         if kind != "LORA":
             called = kind if isinstance(kind, str) else "an unnamed kind"
@@ -203,7 +203,7 @@ class LoRACheckpoint(FolderCheckpoint):
             ) from None
 
     def _place(self, stored: list[Stored]) -> None:
-        """Find the tensor of the base that each of the adapter's belongs to."""
+        """Map each tensor of the adapter to the tensor of the base that it changes."""
         pairs = defaultdict[str, dict[str, Stored]](dict)
         for tensor in stored:
             if not text_name(tensor.name) or ".original_module." in tensor.name:  # of another modality; of the base
@@ -253,7 +253,7 @@ class LoRACheckpoint(FolderCheckpoint):
         return _Change(a, b, scale, embedding, magnitude)
 
     def _number(self, patterns: str, module: str, key: str, default: float) -> float:
-        """What is said of one module, else of all."""
+        """Return the number that the configuration gives for one module, else the one for all modules."""
         given = self._said.get(patterns) or {}
         if not isinstance(given, Mapping) or not all(re.fullmatch(r"\^?[\w.]+", str(name)) for name in given):
             raise CheckpointError(

@@ -58,7 +58,8 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
 
 
 def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> None:
-    """CheckpointError where a layer, a head or a width is counted below one, or more layers than tensors name."""
+    """Raise CheckpointError if a layer count, a head count or a width is below one, if there are more positions than
+    any model has, or more layers than tensors name."""
     layers = len({part for name in tensors for part in name.split(".") if part.isdecimal()})
     parts = [raw, *(raw.get(name) for name in ("text_config", "encoder", "decoder"))]
     for part in (part for part in parts if isinstance(part, Mapping)):
@@ -92,7 +93,7 @@ def _without(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
-    """What an older config.json says about generating; `complete` leaves it out, as transformers 5 does."""
+    """Return the generation settings in an older config.json. `complete` omits them, as transformers 5 does."""
     from transformers import GenerationConfig
 
     return {key: raw[key] for key in vars(GenerationConfig()) if raw.get(key) is not None}
@@ -138,8 +139,8 @@ class Made:
 
 
 def optional_tensors(model: Any) -> dict[str, Made]:
-    """What a checkpoint may leave out: sinusoidal positions, which are parameters of some models, and the zeros of a
-    buffer that is added to the logits."""
+    """Return the tensors that a checkpoint may omit: sinusoidal positions, which are parameters of some models, and the
+    zeros of a buffer that is added to the logits."""
     import torch
 
     made = {}
@@ -226,7 +227,7 @@ def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
 
 
 def refuse_leftovers(leftovers: list[str], where: str) -> None:
-    """CheckpointError where there are tensors for which a configuration has no place."""
+    """Raise CheckpointError if there are tensors that the configuration has no use for."""
     if leftovers:
         more = f" and {len(leftovers) - 1} more" if len(leftovers) > 1 else ""
         raise CheckpointError(
@@ -237,7 +238,7 @@ def refuse_leftovers(leftovers: list[str], where: str) -> None:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Its advice about configurations is for training and would bury this command's own lines."""
+    """Silence transformers. Its advice about configurations is for training and would hide this command's output."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -138,7 +138,7 @@ def _finished(
 
 @contextlib.contextmanager
 def _fitting(model: Path) -> Iterator[None]:
-    """Within it, what libraries refuse is a CheckpointError about the model and the files next to it."""
+    """Turn errors of libraries, within the block, into a CheckpointError about the model and the files next to it."""
     try:
         yield
     except CheckpointError:
@@ -150,14 +150,14 @@ def _fitting(model: Path) -> Iterator[None]:
 
 
 def check_model(path: Path) -> None:
-    """CheckpointError where a SentencePiece model asks whoever converts it for more memory or time than it is large.
-    What is no such model passes: some are called so and are of another kind."""
+    """Raise CheckpointError if converting a SentencePiece model would need memory or time out of proportion to its
+    size. A file that is no such model passes: some have its name and are of another kind."""
     with contextlib.suppress(_Unreadable):
         _parsed(path)
 
 
 class _Unreadable(CheckpointError):
-    """It is no SentencePiece model."""
+    """Raised for a file that is no SentencePiece model."""
 
 
 def _parsed(path: Path) -> Any:
@@ -183,7 +183,7 @@ def _read(path: Path) -> Any:
 
 
 def _scores(model: Any) -> dict[str, float]:
-    """Of the pieces that text is made of, in the model's order."""
+    """Return the scores of the normal pieces, in the model's order."""
     return {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
 
 

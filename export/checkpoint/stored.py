@@ -40,20 +40,20 @@ class Tensor(Protocol):
 
     @property
     def type(self) -> str:
-        """As `Checkpoint.stored_type` says it."""
+        """The stored type, as of `Checkpoint.stored_type`."""
         ...
 
     @property
     def form(self) -> Format | None:
-        """That of `blocks`."""
+        """The format of `blocks`."""
         ...
 
     def read(self, rows: slice | None = None) -> NDArray[np.float32]:
-        """All of it, or some rows; CheckpointError where it holds NaN or infinity."""
+        """Return the tensor or some of its rows; CheckpointError if it has NaN or infinity."""
         ...
 
     def blocks(self) -> QTensor | None:
-        """Its integers, where they fit a form that graphs have."""
+        """Return the tensor's integers if their format is one that graphs have, else None."""
         ...
 
 
@@ -81,7 +81,7 @@ class Stored:
         return self.tensor if rows is None else self.tensor[rows]
 
     def floats(self, rows: slice | None = None) -> NDArray[np.float32]:
-        """Its values, whatever they are.
+        """Return the tensor's values, also NaN and infinity.
 
         Raises:
             CheckpointError: they are no floating-point numbers.
@@ -155,7 +155,8 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """CheckpointError where an archive's parts are larger than it is: Torch packs nothing, and reads some whole."""
+    """Raise CheckpointError if an archive's parts are larger than the archive. Torch does not compress, and reads some
+    parts at once."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -168,7 +169,8 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_stored(tensor: torch.Tensor, name: str, path: Path) -> None:
-    """CheckpointError where a tensor is not there number by number: it may be of any size in a file of a few bytes."""
+    """Raise CheckpointError if a tensor is not stored number by number. Such a tensor may be of any size in a file of a
+    few bytes."""
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
     size = tensor.numel() * tensor.element_size()
     if not dense or size > min(tensor.untyped_storage().nbytes(), path.stat().st_size):
@@ -205,7 +207,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is one; False too of a name that no file can have."""
+    """True if it is a file; False also for a name that no file can have."""
     try:
         return path.is_file()
     except OSError:  # longer than names are

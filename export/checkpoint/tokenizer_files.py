@@ -22,7 +22,8 @@ _SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vo
 
 
 def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
-    """What the directory `root` holds. `config` is config.json's content, of the text model where it has parts.
+    """Read the tokenizer, chat template and special tokens in the directory `root`. `config` is config.json's content,
+    of the text model if there are several parts.
 
     Raises:
         CheckpointError: no tokenizer, or one that `tokenizers` cannot read.

@@ -11,8 +11,8 @@ MOST_WORK = 10**9  # squares of tokens' lengths; the largest vocabularies, of 26
 
 
 def check_character_map(characters: bytes, path: Path) -> None:
-    """CheckpointError where SentencePiece's map of characters says that it is larger than it is: `tokenizers` would
-    take as much memory as it says, or end the process."""
+    """Raise CheckpointError if SentencePiece's map of characters states a larger size than it has. `tokenizers` would
+    allocate the stated size, or end the process."""
     if not characters:
         return
     size = int.from_bytes(characters[:4], "little")
@@ -24,6 +24,6 @@ def check_character_map(characters: bytes, path: Path) -> None:
 
 
 def check_lengths(tokens: Iterable[str], path: Path) -> None:
-    """CheckpointError where tokens are so long that finding the pairs that they are merged of would take minutes."""
+    """Raise CheckpointError if tokens are so long that finding the pairs that they are merged of would need minutes."""
     if sum(len(token) ** 2 for token in tokens) > MOST_WORK:
         raise CheckpointError(f"{path} is damaged: it has tokens as long as books; fetch it again.")

@@ -1,1 +1,1 @@
-"""What a bundle has for drafts: candidates and successors, counted in answers of the model."""
+"""A bundle's data for drafts: candidates and successors, counted in answers of the model."""

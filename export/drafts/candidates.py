@@ -14,7 +14,7 @@ ROWS = 64  # of logits at a time: 13 MB at a 49k vocabulary
 
 
 def write_candidates(writer: BundleWriter, engine: Engine, windows: NDArray[np.int64], options: Options) -> None:
-    """Run `windows` [W, S] of text, and write down what the model thought likely after each token's last occurrence."""
+    """Run `windows` [W, S] of text, and write the model's likely tokens after each token's last occurrence."""
     vocab, windows = engine.bundle.manifest.dims.vocab_size, windows[:, : engine.context]
     size = windows.shape[1]
     count = min(CANDIDATES, vocab)

@@ -14,12 +14,12 @@ FILE = "recipes/prompts.jsonl"  # of edge.models
 
 
 def built_in() -> AbstractContextManager[Path]:
-    """Their file: JSONL lines with a `prompt`, or with a `text` that is to be continued."""
+    """Return the file of built-in prompts: JSONL lines with a `prompt`, or with a `text` that is to be continued."""
     return as_file(files("edge.models") / FILE)
 
 
 def by_themselves() -> list[str]:
-    """Those that ask for something, and not about the answer before."""
+    """Return the prompts that do not refer to the answer before."""
     with built_in() as path:
         rows = [json.loads(line) for line in lines_of(read_text(path)) if line]
     return [row["prompt"] for row in rows if "prompt" in row and PREVIOUS not in row["prompt"]]

@@ -53,7 +53,7 @@ Counts = dict[Context, Counter[int]]
 
 
 def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, tokens: int, report: Progress) -> None:
-    """Have the model answer until it has written `tokens` tokens, and write down what followed what."""
+    """Let the model answer until it has written `tokens` tokens, and write the table of successors in its answers."""
     engine.prefill = None  # which form is faster on this device must not decide what a bundle holds
     answers, done = list[list[int]](), 0
     report(0, tokens, "writing text to draft from")  # the first answers come after a quarter of a minute
@@ -98,7 +98,7 @@ def own_answers(model: Model) -> Iterator[list[int]]:
 
 
 def _drawn(model: Model, opening: str, words: Sequence[str], options: Sequence[GenerateOptions]) -> list[str]:
-    """Questions that begin with these words, as far as the model asks any."""
+    """Return questions that begin with these words, as far as the model asks any."""
     questions = list[str]()
     with contextlib.suppress(InputError):  # the context is too short for the template
         said_behind = model.generate_all([opening + each for each in words], options, raw=True)
@@ -109,7 +109,7 @@ def _drawn(model: Model, opening: str, words: Sequence[str], options: Sequence[G
 
 
 def _opening(model: Model) -> str:
-    """What the chat template writes before a user's first words; nothing where there is no template."""
+    """Return the text that the chat template writes before a user's first words; empty without a template."""
     if model.template is None:
         return ""
     try:
@@ -120,8 +120,8 @@ def _opening(model: Model) -> str:
 
 
 def successors(answers: Sequence[Sequence[int]]) -> dict[Context, tuple[int, int]]:
-    """What follows one to three tokens most often in `answers`, each after `BEFORE` tokens of its prompt, and the
-    level of how likely it does; only where that says more than the end of the context alone."""
+    """Return the most frequent successor of one to three tokens in `answers`, each after `BEFORE` tokens of its prompt,
+    and the level of its probability. A context is included only if it says more than its end alone."""
     chances, best = _chances(answers), _best(_counts(answers))
     found: dict[Context, tuple[int, int]] = {}
     for context in sorted(best, key=len):
@@ -134,7 +134,7 @@ def successors(answers: Sequence[Sequence[int]]) -> dict[Context, tuple[int, int
 
 
 def _counts(answers: Sequence[Sequence[int]]) -> Counts:
-    """In how many answers each token followed each context."""
+    """Count the answers in which each token followed each context."""
     counts: Counts = defaultdict(Counter)
     for answer in answers:
         counts_here = {
@@ -148,7 +148,7 @@ def _counts(answers: Sequence[Sequence[int]]) -> Counts:
 
 
 def _best(counts: Counts) -> dict[Context, tuple[int, int, int]]:
-    """Of each context the most frequent successor, its count and that of all; of equals the smallest token."""
+    """Return the most frequent successor of each context, its count and that of all; of equals the smallest token."""
     best = {}
     for context, followed in counts.items():
         token, count = max(followed.items(), key=lambda each: (each[1], -each[0]))
@@ -158,12 +158,12 @@ def _best(counts: Counts) -> dict[Context, tuple[int, int, int]]:
 
 
 def _bucket(context: Context, count: int, seen: int) -> tuple[int, int, int]:
-    """What successors are alike in that are as likely to follow."""
+    """Return the bucket of a successor; those of one bucket are about equally likely to follow."""
     return len(context), bisect.bisect_right(COUNTS, count), bisect.bisect_right(SHARES, count / seen)
 
 
 def _chances(answers: Sequence[Sequence[int]]) -> dict[tuple[int, int, int], float]:
-    """How often successors of each bucket followed in answers that they were not counted in."""
+    """Return the share of successors of each bucket that followed in answers that they were not counted in."""
     seen, right = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
     for fold in range(FOLDS):
         best = _best(_counts([answer for i, answer in enumerate(answers) if i % FOLDS != fold]))

@@ -1,1 +1,1 @@
-"""What all rooms say to each other of a model: its checkpoint, its weights, its family."""
+"""Facts of a model that all rooms share: its checkpoint, its weights, its family."""

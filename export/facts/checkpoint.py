@@ -18,7 +18,7 @@ from edge.runtime.mapped_file import MappedFile, mapped_file
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a bundle needs of a tokenizer: `json` is the text of a tokenizer.json as `tokenizers` reads it."""
+    """The tokenizer data that a bundle needs: `json` is the text of a tokenizer.json as `tokenizers` reads it."""
 
     json: str
     chat_template: str | None
@@ -62,11 +62,11 @@ class Checkpoint(Protocol):
         ...
 
     def form(self, name: str) -> Format | None:
-        """That of `blocks`, known without reading them; whether they have zero points is not."""
+        """Return the format of `blocks` without reading them; its `symmetric` is not known."""
         return None
 
     def blocks(self, name: str) -> QTensor | None:
-        """The source's own integers and scales where they are in blocks that graphs have, else None."""
+        """Return the source's integers and scales if they are in blocks that graphs support, else None."""
         return None
 
     def stored_type(self, name: str) -> str:

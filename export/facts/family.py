@@ -1,4 +1,4 @@
-"""What a family says of itself, besides its graph."""
+"""The facts that a family states, besides its graph."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def heads_of(config: Any) -> Heads:
 
 
 def window_of(config: Any, layer: int) -> int | None:
-    """How many tokens the layer attends to, or None for all of them."""
+    """Return the number of tokens that the layer attends to; None for all of them."""
     kinds: Sequence[str] | None = getattr(config, "layer_types", None)
     window: int | None = getattr(config, "sliding_window", None)
     return window if kinds is None or kinds[layer] == "sliding_attention" else None
@@ -64,15 +64,16 @@ def window_of(config: Any, layer: int) -> int | None:
 
 @dataclass(frozen=True)
 class LlamaLike:
-    """What the decoder of one configuration has that Llama's has not: the graph and the reference in numpy are made of
-    it.
+    """The differences of a decoder from Llama's, for one configuration. The graph and the reference in numpy are built
+    from it.
 
-    attention: the projections' names, the output's last. gates: those of the gate and of what it multiplies. bias,
-    mlp_bias: whether they have one, or which of them. qk_norm: of queries and of keys, of each head by itself or of all
-    together. scale multiplies the scores, 1 / sqrt(head dim) where it is None. windowed: the configuration's sliding
-    window counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where
-    types have their own. activation: by default the configuration's `hidden_act`. The other scales multiply embeddings,
-    what blocks add to the residual stream, and what the head reads. softcap: c * tanh(logit / c).
+    attention: the projections' names, the output's last. gates: those of the gate and of the projection that it
+    multiplies. bias, mlp_bias: True, False, or the projections that have one. qk_norm: of queries and of keys, of each
+    head by itself or of all together. scale multiplies the scores, 1 / sqrt(head dim) where it is None. windowed: the
+    configuration's sliding window counts. rope: the table that a layer's positions are rotated by, if any: "rope", or
+    the layer's type where types have separate tables. activation: by default the configuration's `hidden_act`. The
+    other scales multiply embeddings, the terms that blocks add to the residual stream, and the input of the head.
+    softcap: c * tanh(logit / c).
     """
 
     attention: Sequence[str] = QKVO
@@ -119,10 +120,10 @@ class LlamaLike:
 
 @dataclass(frozen=True)
 class GGUF:
-    """How GGUF files hold the family's models.
+    """The form of the family's models in GGUF files.
 
-    config: more of transformers' configuration, from the file's metadata. names: of a layer's tensors, where they are
-    not Llama's. permuted: llama.cpp's converter interleaves the rows of q and k.
+    config: more of transformers' configuration, from the file's metadata. names: of a layer's tensors, where they
+    differ from Llama's. permuted: llama.cpp's converter interleaves the rows of q and k.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
@@ -132,7 +133,7 @@ class GGUF:
 
 @dataclass(frozen=True)
 class Languages:
-    """How a vocabulary names languages. token: a pattern with the code in one of its groups. in_source: such a token
+    """The language tokens of a vocabulary. token: a pattern with the code in one of its groups. in_source: such a token
     stands in the source text and names the target."""
 
     token: str

@@ -68,7 +68,7 @@ class Metadata:
         return self.size("attention.key_length", max(each, 1))
 
     def biases(self) -> dict[str, bool]:
-        """Whether attention and the feed-forward blocks have biases."""
+        """Return the fields of the configuration that say if attention and feed-forward blocks have biases."""
         tensors = self._header.tensors
         return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 

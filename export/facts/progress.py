@@ -1,4 +1,4 @@
-"""How a stage of an export says how far it is."""
+"""The progress report of an export's stages."""
 
 from __future__ import annotations
 

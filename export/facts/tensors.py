@@ -76,14 +76,15 @@ Weight = QTensor | RowsTensor | FloatTensor
 
 
 class Format(NamedTuple):
-    """How a matrix is stored; without zero points where `symmetric`."""
+    """The format of a stored matrix; without zero points where `symmetric`."""
 
     bits: int
     block_size: int
     symmetric: bool = False
 
     def size(self, rows: int, columns: int) -> float:
-        """Bits that it takes: the last block of a row is filled up, and the zero points of a row to whole bytes."""
+        """Return the bits of a matrix. The last block of a row is padded, and the zero points of a row are padded to
+        bytes."""
         blocks = -(-columns // self.block_size)
         zero_points = 0 if self.symmetric else 8 * -(-blocks * self.bits // 8)
         return rows * (blocks * (self.block_size * self.bits + 32) + zero_points)

@@ -35,7 +35,8 @@ LOGITS_BIAS = "final_logits_bias"  # [1, V]
 def encoder_layer(
     config: Any, weights: Weights, i: int, *, pre: bool, bias: Biased = True, parts: int = 1
 ) -> EncoderLayer:
-    """`config` is any of these families'; bias: the projections of attention that have one; parts: see `MLP`."""
+    """Return an encoder layer. `config` is any of these families'; bias: the projections of attention that have one;
+    parts: see `MLP`."""
     name, heads, long = f"model.encoder.layers.{i}", config.encoder_attention_heads, long_input(config)
     scale, group, order = (config.d_model // heads) ** -0.5, f"{ENCODER}.feed_forward", Residual if pre else PostNorm
     attention = EncoderAttention(weights, f"{name}.self_attn", heads, scale, names=NAMES, bias=bias)
@@ -47,7 +48,7 @@ def encoder_layer(
 
 
 def decoder_layer(config: Any, weights: Weights, i: int, *, pre: bool, bias: Biased = True) -> DecoderLayer:
-    """See `encoder_layer`."""
+    """Return a decoder layer; arguments as of `encoder_layer`."""
     name, heads, long = f"model.decoder.layers.{i}", config.decoder_attention_heads, long_input(config)
     dim, order = config.d_model // heads, Residual if pre else PostNorm
     attention = Attention(weights, f"{name}.self_attn", i, Heads(heads, heads, dim), names=NAMES, bias=bias)
@@ -63,14 +64,14 @@ def decoder_layer(config: Any, weights: Weights, i: int, *, pre: bool, bias: Bia
 
 
 def cross_keys_values(config: Any, weights: Weights, *, bias: Biased = True) -> CrossKeysValues:
-    """What the encoder hands to every decoder layer."""
+    """Return the module that projects the encoder's output to keys and values of every decoder layer."""
     readers = [f"model.decoder.layers.{i}.encoder_attn" for i in range(config.decoder_layers)]
     heads = config.decoder_attention_heads
     return CrossKeysValues(weights, readers, heads, names=NAMES, bias=bias, long_input=long_input(config))
 
 
 def long_input(config: Any) -> bool:
-    """Whether the encoder reads long inputs: documents, or audio."""
+    """True if the encoder reads long inputs: documents, or audio."""
     frames = getattr(config, "max_source_positions", None)
     return bool((frames or config.max_position_embeddings) > LONG)
 
@@ -82,7 +83,7 @@ def sines(weights: Weights) -> tuple[Positions, Positions]:
 
 
 def logits_bias(weights: Weights) -> nn.Parameter | None:
-    """What is added to the logits; most models have zeros there."""
+    """Return the bias of the logits; None if it is all zeros, as in most models."""
     if not weights.read(LOGITS_BIAS).any():
         return None
     return weights.vector([LOGITS_BIAS], LOGITS_BIAS, "head", lambda bias: bias.reshape(-1))

@@ -22,7 +22,7 @@ from edge.export.graph.weights import Weights
 
 @dataclass
 class Step:
-    """What all layers of one step share: the graph's inputs, and the caches they hand back."""
+    """State that all layers of one step share: the graph's inputs, and the caches that the layers return."""
 
     position_ids: Value  # [1, S] int64
     seqlens_k: Value  # [1] int32
@@ -151,7 +151,7 @@ class Attention(nn.Module):
             self.k_norm = qk_norm(f"{name}.k_norm", heads.key_value)
 
     def forward(self, op: Lowering, x: Value, step: Step, rows: Value | None = None) -> Value:
-        """[1, S, H] to [1, S, H], or [1, R, H] where `rows` are named."""
+        """Compute [1, S, H] from [1, S, H]; [1, R, H] if `rows` are given."""
         y, key, value = op.attention(
             self._query_key_value(op, x),
             step,
@@ -273,7 +273,7 @@ def take(op: Lowering, x: Value, rows: Value | None) -> Value:
 
 
 def scaled(op: Lowering, x: Value, scale: float, name: str = "scale") -> Value:
-    """x times the scale."""
+    """Return x times the scale."""
     return x if scale == 1 else op.Mul(x, scalar(op, name, scale))
 
 

@@ -26,7 +26,7 @@ class Linear(nn.Module):
         self.bias = bias
 
     def forward(self, op: Lowering, x: Any) -> Value:
-        """x [B, S, K], or what `op.shared` made of it, to [B, S, N]."""
+        """Compute [B, S, N] from x [B, S, K], or from the result of `op.shared` for it."""
         return op.product(x, self)
 
 

@@ -41,7 +41,7 @@ class HeadNorms(NamedTuple):
 
 
 class Lowering(OpBuilder, ABC):
-    """The `op` that modules are given. ONNX's own operators are its attributes, as of any OpBuilder."""
+    """The `op` argument of modules. ONNX's operators are its attributes, as of any OpBuilder."""
 
     domains: ClassVar[Mapping[str, int]]  # of operators that are not ONNX's own, with their versions
     caches: ClassVar[bool] = True  # whether what is computed in parts that fit into a cache is faster
@@ -55,11 +55,11 @@ class Lowering(OpBuilder, ABC):
 
     @abstractmethod
     def rms_norm(self, x: Value, weight: nn.Parameter, eps: float) -> Value:
-        """x by its root mean square, times the weight."""
+        """Return x, divided by its root mean square, times the weight."""
 
     @abstractmethod
     def add_rms_norm(self, x: Value, added: Value, weight: nn.Parameter, eps: float) -> tuple[Value, Value]:
-        """The norm of x + added, and the sum."""
+        """Return the root mean square norm of x + added, and the sum."""
 
     @abstractmethod
     def layer_norm(self, x: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> Value:
@@ -79,7 +79,8 @@ class Lowering(OpBuilder, ABC):
 
     @abstractmethod
     def product(self, x: Any, matrix: Linear) -> Value:
-        """x W^T + b of a stored matrix W [N, K]: [B, S, K], or what `shared` made of it, to [B, S, N]."""
+        """Return x W^T + b for a stored matrix W [N, K]: from [B, S, K], or from the result of `shared`, to [B, S,
+        N]."""
 
     def logits(self, x: Value, matrix: Linear) -> Value:
         """The product of the output head, in float32."""
@@ -87,7 +88,7 @@ class Lowering(OpBuilder, ABC):
 
     @abstractmethod
     def shared(self, x: Value, matrices: Sequence[Linear]) -> Any:
-        """x as all of these products read it, where they can share what is made of it; else x itself."""
+        """Return the form of x that all of these products read, where they can share its preparation; else x itself."""
 
     @abstractmethod
     def rows(self, ids: Value, matrix: Embedding) -> Value:
@@ -98,7 +99,7 @@ class Lowering(OpBuilder, ABC):
         return self.Gather(table, positions, axis=0)
 
     def first_rows(self, table: Value, x: Value) -> Value:
-        """As many rows of a table [P, W] as x [1, T, W] has."""
+        """Return the first T rows of a table [P, W], for x [1, T, W]."""
         return self.Slice(table, [0], self.Shape(x, start=1, end=2), [0])
 
     @abstractmethod
@@ -131,7 +132,7 @@ class Lowering(OpBuilder, ABC):
         """
 
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:
-        """As much of x along an axis as the caches will be long after the step, length [1] int32."""
+        """Return x, cut along an axis to the length of the caches after the step, length [1] int32."""
         return self.Slice(x, [0], self.Reshape(self.Cast(length, to=ir.DataType.INT64), [1]), [axis])
 
     @abstractmethod
@@ -177,4 +178,4 @@ class Lowering(OpBuilder, ABC):
     @staticmethod
     @abstractmethod
     def keeps_scores(node: ir.Node) -> bool:
-        """Whether a node is attention that has all its scores in memory at a time."""
+        """True if a node is attention with all its scores in memory at once."""

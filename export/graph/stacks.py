@@ -23,7 +23,7 @@ from edge.manifest import Dims, EncoderDims
 
 
 class Residual(nn.Module):
-    """x + scale * after(block(before(x))), with those norms that are given. rows: those that the block keeps."""
+    """Residual block: x + scale * after(block(before(x))); a norm may be missing. rows: those that the block keeps."""
 
     def __init__(
         self, before: nn.Module | None, block: nn.Module, after: nn.Module | None = None, *, scale: float = 1.0
@@ -210,10 +210,10 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """Both halves, as a family makes them.
+    """An encoder-decoder as a family builds it.
 
-    bias: what the family adds to the scores of the decoder's self-attention. bins: mel filters of the features
-    that an encoder of audio reads.
+    bias: the family's term in the scores of the decoder's self-attention. bins: mel filters of the features that an
+    encoder of audio reads.
     """
 
     encoder: Encoder

@@ -30,8 +30,8 @@ Shape = list[int | str | None]
 
 @dataclass(frozen=True)
 class Built:
-    """What was built: fields of the manifest. prefill: of a decoder with an int8 prefill graph; short_rope: of one with
-    other rotary tables for short texts; encoder, cross: of an encoder-decoder."""
+    """Result of building graphs: fields of the manifest. prefill: of a decoder with an int8 prefill graph; short_rope:
+    of one with other rotary tables for short texts; encoder, cross: of an encoder-decoder."""
 
     family: str
     dims: Dims
@@ -90,21 +90,21 @@ def add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Shape, 
 
 
 def for_one_sequence(graph: ir.Graph) -> None:
-    """Let a graph say that it takes one sequence alone."""
+    """Set the batch size of a graph to one sequence."""
     for value in (*graph.inputs, *graph.outputs):
         if value.shape is not None and value.shape and value.shape[0] == BATCH:
             value.shape = ir.Shape([1, *value.shape[1:]])
 
 
 def add_constant(graph: ir.Graph, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
-    """An initializer of a graph that was built."""
+    """Add an initializer to a graph that was built."""
     value = ir.val(name, const_value=ir.tensor(np.array(values, dtype), name=name))
     graph.register_initializer(value)
     return value
 
 
 def named(name: str, nodes: Sequence[ir.Node]) -> Sequence[ir.Node]:
-    """The nodes, with names of their own and of what they make."""
+    """Name the nodes and their outputs; return the nodes."""
     for i, node in enumerate(nodes):
         node.name = f"{name}.{i}"
         for j, value in enumerate(node.outputs):
@@ -178,7 +178,7 @@ def cross_shapes(layer: KVLayer, turned: bool) -> tuple[Shape, Shape]:
 
 
 def _scores_bias(builder: GraphBuilder, op: Lowering, step: Step, bias: ScoresBias | None) -> Value:
-    """What is added to self-attention's scores: the host's columns up to the total length, and the family's own."""
+    """Return the bias of self-attention's scores: the host's columns up to the total length, and the family's bias."""
     length = step.total_sequence_length
     given = op.first_columns(builder.input("attention_bias", op.dtype, [1, 1, "S", "C"]), length, 3)
     if bias is None:

@@ -1,4 +1,4 @@
-"""How T5 sorts distances into buckets, each of which has a learned bias."""
+"""T5's buckets of distances, each of which has a learned bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way of a model's tensors into `weights.bin`: each is written once, and graphs point at its bytes."""
+"""Writer of a model's tensors into `weights.bin`: each is written once, and graphs point at its bytes."""
 
 from __future__ import annotations
 
@@ -128,12 +128,12 @@ class Weights:
         return parameter(self._tensor(name, values))
 
     def rows(self, name: str) -> int:
-        """How many outputs the matrix `name` has."""
+        """Return the number of outputs of the matrix `name`."""
         weight = self._matrix(name)
         return int((weight.values if isinstance(weight, FloatTensor) else weight.q).shape[0])
 
     def groups(self) -> list[TensorGroup]:
-        """What was stored so far, by group."""
+        """Return the statistics of the tensors stored so far, by group."""
         return [tally.group(name) for name, tally in self._tallies.items()]
 
     def _matrix(self, name: str) -> Weight:
@@ -190,7 +190,7 @@ def external(name: str, offset: int, length: int, dtype: ir.DataType, shape: Seq
 
 
 def view(tensor: ir.ExternalTensor | ir.Tensor, shape: Sequence[int]) -> ir.ExternalTensor | ir.Tensor:
-    """The same bytes under another shape: those of `weights.bin`, or in memory."""
+    """Return a tensor with another shape over the same bytes, in `weights.bin` or in memory."""
     if isinstance(tensor, ir.Tensor):
         return ir.Tensor(tensor.numpy().reshape(shape), name=tensor.name)
     assert tensor.offset is not None and tensor.length is not None

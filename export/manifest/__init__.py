@@ -1,1 +1,1 @@
-"""What a bundle says of a model besides its graphs: tokenizer, chats, texts, speech, the manifest itself."""
+"""The parts of a bundle that describe the model, besides its graphs: tokenizer, chats, texts, speech, the manifest."""

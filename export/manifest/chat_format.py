@@ -104,7 +104,8 @@ def chat_format(source: str, special: Mapping[str, str], marks: Thinking | None 
 
 
 def render(chat: ChatFormat, messages: Sequence[Message]) -> str:
-    """The prompt for the assistant's next turn, as a host without jinja2 makes it; InputError where it must refuse."""
+    """Render the prompt for the assistant's next turn, as a host without jinja2 does. InputError if the format cannot
+    render it."""
     text, before = "", None
     for message in messages:
         name = SLOTS.get((before, message["role"]))
@@ -215,7 +216,8 @@ def _strings(template: ChatTemplate) -> list[str]:
 def _all_agree(
     chat: ChatFormat, template: ChatTemplate, contents: Iterable[str], led: bool, name: str | None = None
 ) -> bool:
-    """Whether host and template render the same where a slot, or each of them, has each of the contents."""
+    """True if host and template render the same, with each of the contents in the places of the slot `name`, or of any
+    slot."""
     return all(_agree(chat, template, talk) for text in contents for talk in _placed(led, text, name))
 
 

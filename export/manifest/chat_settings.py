@@ -1,4 +1,5 @@
-"""How a decoder's chats are answered by its makers' wish: what generation_config.json or GGUF's sampling keys set."""
+"""Sampling settings for a decoder's chats, as the model's makers set them in generation_config.json or in GGUF's
+sampling keys."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ del OTHERS["do_sample"]
 
 
 def chat_settings(checkpoint: Checkpoint, say: Callable[[str], None]) -> Generation | None:
-    """What the checkpoint sets for its chats; None where it sets nothing. `say` is told what is left out: values out of
-    their range, and settings that a bundle has no place for."""
+    """Return the checkpoint's settings for chats; None if it has none. `say` is told what is omitted: values out of
+    range, and settings that a bundle has no field for."""
     given = {name: value for name, value in checkpoint.generation.items() if value is not None}
     kept: dict[str, Any] = {"do_sample": given.get("do_sample", False)}
     for name, (least, most) in DRAWN.items():
@@ -50,7 +51,7 @@ def chat_settings(checkpoint: Checkpoint, say: Callable[[str], None]) -> Generat
 
 
 def described(settings: Generation | None) -> str | None:
-    """What an export says of them; None where chats are greedy without them."""
+    """Return a sentence about the settings for the export's output; None if chats are greedy without them."""
     if settings is None or not settings.sampling:
         return None
     how = "draw tokens as" if settings.do_sample else "are answered as"

@@ -1,4 +1,4 @@
-"""What a speech bundle's manifest says of Whisper's special tokens, from a checkpoint's generation settings."""
+"""Whisper's special tokens in the manifest of a speech bundle, from a checkpoint's generation settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FRAMES = 1500  # that the encoder makes of a window
 
 
 def speech(checkpoint: Checkpoint) -> Speech:
-    """The ids by the tokens' names; which are suppressed, and whether there are languages, by the generation settings.
+    """Return the speech format: ids of special tokens by their names. The generation settings say which tokens are
+    suppressed, and whether there are languages.
 
     Raises:
         ExportError: the tokenizer lacks a token that transcribing needs.
@@ -62,7 +63,8 @@ def speech(checkpoint: Checkpoint) -> Speech:
 
 
 def check_window(checkpoint: Checkpoint) -> None:
-    """ExportError where the encoder hears windows of another length than every Whisper's, which the frontend makes."""
+    """Raise ExportError if the encoder's windows have another length than those of the frontend, which is every
+    Whisper's."""
     if (frames := checkpoint.config["max_source_positions"]) != FRAMES:
         raise ExportError(
             f"{checkpoint.name} hears windows of {frames} frames, and every Whisper that can be exported hears "

@@ -1,4 +1,4 @@
-"""How a checkpoint for text wants to be used: what its tokenizer puts around a text, and its generation settings."""
+"""Text format of a checkpoint: the tokens that its tokenizer puts around a text, and its generation settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNKNOWN: dict[str, Any] = {
 
 
 def text_format(checkpoint: Checkpoint) -> TextFormat:
-    """What stands around the text in the encoder's input, and what the decoder begins with.
+    """Return the tokens around the text in the encoder's input, and those that the decoder begins with.
 
     Raises:
         CheckpointError: the checkpoint has no tokenizer, or does not say what its decoder begins with.
@@ -125,7 +125,7 @@ def _length(settings: dict[str, Any], which: str) -> int | None:
 
 
 def _setting(checkpoint: Checkpoint, name: str) -> Any:
-    """A token that generation_config.json names, or else config.json."""
+    """Return a token id that generation_config.json names, else config.json."""
     value = checkpoint.generation.get(name)
     return checkpoint.config.get(name) if value is None else value
 

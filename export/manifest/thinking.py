@@ -1,8 +1,9 @@
-"""Whether a model thinks before it answers, and by which marks its thoughts are told: as its chat template and its
-vocabulary have them, not as it is named.
+"""Detection of a model that thinks before it answers, and of the marks around its thoughts. Its chat template and its
+vocabulary show both; its name does not count.
 
-Marks are tags with a word for thoughts in them, of which the template or the vocabulary has both halves. What switches
-the thoughts shows in what the template renders with a variable true and false, or with a word in the system message.
+Marks are tags with a word for thoughts in them, and the template or the vocabulary has both the opening and the closing
+one. A switch for thoughts is found by rendering the template with a variable true and false, or with a word in the
+system message.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def matched_whole(files: TokenizerFiles) -> list[str]:
 
 
 def described(marks: Thinking | None) -> str | None:
-    """What an export says of a model that thinks; None of another."""
+    """Return a sentence about a model that thinks for the export's output; None for others."""
     if marks is None or not (marks.default or marks.variable or marks.words):
         return None
     if marks.default:
@@ -92,7 +93,7 @@ def _closings(opening: str) -> Iterator[str]:
 
 
 def _variables(template: ChatTemplate) -> Iterator[str]:
-    """Those that switch what is rendered."""
+    """Return the template's variables that switch thoughts."""
     from jinja2 import nodes
 
     names = {node.name for node in template.tree().find_all(nodes.Name) if node.ctx == "load"}

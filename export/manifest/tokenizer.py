@@ -66,7 +66,7 @@ def fitted(checkpoint: Checkpoint, say: Callable[[str], None]) -> str:
 
 
 def _scaffold(files: TokenizerFiles) -> str:
-    """What the chat template writes around messages; empty where it cannot be said."""
+    """Return the text that the chat template writes around messages; empty if it cannot be rendered."""
     from edge.export.manifest.chat_format import special_tokens
 
     if files.chat_template is None:
@@ -83,8 +83,8 @@ def _dump(raw: Any) -> str:
 
 
 def _holds(pairs: list[Any]) -> bool:
-    """Whether strings say the same as these pairs: `tokenizers` splits one at its space, and takes one that begins with
-    "#version" for a file's first line."""
+    """True if strings can replace these pairs of merges. `tokenizers` splits a string at its space, and treats one that
+    begins with "#version" as a file's first line."""
     return all(
         isinstance(pair, list) and " " not in pair[0] and " " not in pair[1] and not pair[0].startswith("#version")
         for pair in pairs

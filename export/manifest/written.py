@@ -1,4 +1,4 @@
-"""What the two ways of exporting, decoders and encoder-decoders, have in common."""
+"""Steps that the exports of decoders and of encoder-decoders share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the
 def manifest_of(
     checkpoint: Checkpoint, built: Built, name: str, kind: str, weights: str, context: int, **others: Any
 ) -> Manifest:
-    """The manifest of a bundle whose graphs are written. others: fields of its kind alone."""
+    """Return the manifest of a bundle whose graphs are written. others: fields that only its kind has."""
     return Manifest(
         format_version=FORMAT_VERSION,
         producer=f"edge {__version__}",
@@ -45,14 +45,15 @@ def manifest_of(
 
 
 def known_tokens(tokens: Tokens, vocab: int) -> Tokens:
-    """Without tokens that were added to a tokenizer, and not to the model: it never says them."""
+    """Return the tokens without those that were added to the tokenizer and not to the model, which never generates
+    them."""
     bos = tokens.bos if tokens.bos is None or tokens.bos < vocab else None
     eos = [token for token in tokens.eos if token < vocab]
     return dataclasses.replace(tokens, bos=bos, eos=eos, add_bos=tokens.add_bos and bos is not None)
 
 
 def say_what_changed(checkpoint: Checkpoint, written: Watched, tell: Callable[[str], None]) -> None:
-    """Say which tensors that were stored in blocks did not keep the blocks they had, and what they became."""
+    """Report the tensors whose stored blocks were dequantized and quantized anew, and their new bits."""
     changed = defaultdict[str, list[int]](list)
     for name, method in written.methods.items():
         if (kind := checkpoint.stored_type(name)) not in FLOATS and method not in KEPT and method != kind:
@@ -64,7 +65,7 @@ def say_what_changed(checkpoint: Checkpoint, written: Watched, tell: Callable[[s
 
 
 class Watched(Mapping[str, Weight]):
-    """Weights that tell how many of them the graph has taken."""
+    """Weights that report progress, and record each method, as the graph reads them."""
 
     def __init__(self, weights: Mapping[str, Weight], progress: Progress, text: str) -> None:
         self._weights, self._progress, self._text = weights, progress, text

@@ -45,8 +45,8 @@ QUICK_PROMPTS = GOLDEN_PROMPTS[:1]
 
 
 def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Callable[[str], None]) -> StagedDecoder:
-    """Write tensors, graphs and tokenizer, and record what they are checked against where that is asked for. With
-    little effort that is the reference in numpy, which also measures what else is needed."""
+    """Write tensors, graphs and tokenizer, and record the logits for the check if it is asked for. A quick export
+    records them with the reference in numpy, which also measures the rest."""
     request, checkpoint, name = plan.request, plan.checkpoint, plan.name
     weights, context = plan.chosen.weights, plan.chosen.context
     tokenizer = fitted(checkpoint, say)
@@ -88,7 +88,7 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
 
 
 def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:
-    """The manifest, in which what follows an answer in the chat template is an end."""
+    """Return the manifest with the token that ends an answer in the chat template as an end token."""
     named = text.eos
     learn_end(manifest, text, lambda: chat_template(manifest, text, fixed_day(manifest)))
     if not (new := sorted(text.eos - named)):
@@ -101,7 +101,7 @@ def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Man
 
 
 def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: BundleWriter) -> Survey | None:
-    """What a quick export measures; None of another."""
+    """Measure the model for a quick export, in one run of the reference; None for other efforts."""
     if not plan.request.quick:
         return None
     checkpoint, context = plan.checkpoint, plan.chosen.context
@@ -112,7 +112,7 @@ def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: Bu
 
 
 def golden_inputs(bundle: Bundle, text: Text, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:
-    """The prompts `texts`, in the model's chat format where it has one that can be rendered, on a fixed day."""
+    """Return the prompts `texts`, on a fixed day, in the model's chat format if it has one that can be rendered."""
     prompts, dates = list(texts), list[str | None]([None] * len(texts))
     try:
         if (template := chat_template(bundle.manifest, text, fixed_day(bundle.manifest))) is not None:

@@ -54,7 +54,7 @@ HALVES = {"fp32": ("fp32", "fp32"), "int8": ("int8", "int8"), "int4": ("int8", "
 
 
 def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str, str]:
-    """The weights of encoder and decoder, of which each may be asked for by itself.
+    """Return the weights of encoder and decoder; each may be asked for separately.
 
     Raises:
         ExportError: `weights` has no meaning for an encoder-decoder.
@@ -148,7 +148,7 @@ def _greedy(engine: Engine, cross: Cross, start: list[int], most: int, eos: list
 
 
 class _Inputs:
-    """What the model reads in the check and the golden answers: sentences, or noise that any host can make."""
+    """The model's inputs in the check and the golden answers: sentences, or noise that any host can generate."""
 
     def __init__(self, checkpoint: Checkpoint, context: int) -> None:
         self.text: TextFormat | None = None
@@ -177,10 +177,10 @@ class _Inputs:
         self.golden = [GoldenInput(self.start, source_ids=i) for i in ids[:GOLDEN_SOURCES]]
 
     def material(self, calibration: str | Path | None) -> Material:
-        """What the decoder is calibrated on.
+        """Return the material that the decoder is calibrated on.
 
         Raises:
-            EdgeError: it cannot be read, is too short, or is not what this model takes.
+            EdgeError: it cannot be read, is too short, or is not of the model's kind of input.
         """
         from edge.export.quantize.calibration_pairs import lines, sounds
 
@@ -195,7 +195,7 @@ class _Inputs:
         return sounds(self._checkpoint, self.speech, self._context, calibration)
 
     def pairs(self, engine: Engine, progress: Progress) -> list[Pair]:
-        """Texts or the features of sounds, and the engine's answers to them, for ranges of activations."""
+        """Generate texts or audio features, and the engine's answers to them, to measure ranges of activations on."""
         with needing("A target for an encoder-decoder", "export"):
             from edge.export.quantize.calibration_pairs import lines, sounds
         assert engine.encoder is not None
@@ -226,13 +226,13 @@ class _Inputs:
         return pairs
 
     def comparison(self, recorded: check_pairs.RecordedPairs | None) -> Callable[[Engine], Agreement] | None:
-        """The check of other graphs than the bundle's own."""
+        """Return the check for other graphs than the bundle's CPU graphs; None without recorded logits."""
         if recorded is None:
             return None
         return lambda engine: check_pairs.check(engine, recorded, lambda given: self.cache(engine, given))
 
     def torch(self, given: Input) -> dict[str, Any]:
-        """The Torch model's arguments for an input."""
+        """Return the Torch model's arguments for an input."""
         import torch
 
         if self.speech is None:

@@ -59,10 +59,10 @@ def export_bundle(
 
 @contextlib.contextmanager
 def _no_folders_left(target: Path) -> Iterator[None]:
-    """Where writing `target` fails, remove the folders on the way to it that were not there before.
+    """Remove the parent folders of `target` that did not exist before, if writing it fails.
 
     Raises:
-        ExportError: something on the way is no folder.
+        ExportError: one of its parents is not a folder.
     """
     missing = []
     for folder in target.parents:

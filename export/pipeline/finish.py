@@ -46,8 +46,8 @@ QUICK_TOKENS = 16  # of a golden answer
 
 @dataclass(frozen=True)
 class StagedDecoder:
-    """What the first stage leaves of a decoder. recorded: what the check compares with. windows: of the calibration
-    text [W, S]. kv8: the graph over a KV cache in int8, where it is written already."""
+    """Result of a decoder's first stage. recorded: logits that the check compares with. windows: of the calibration
+    text [W, S]. kv8: the graph over a KV cache in int8, if it is written already."""
 
     manifest: Manifest
     recorded: RecordedLogits | None
@@ -58,8 +58,8 @@ class StagedDecoder:
 
 @dataclass(frozen=True)
 class Staged:
-    """What the first stage leaves. made: a decoder that is still to be run, or an encoder-decoder's manifest and golden
-    answers. draft_text: tokens of a decoder's own answers to count a table for drafts from."""
+    """Result of the first stage. made: a decoder that is still to be run, or an encoder-decoder's manifest and golden
+    answers. draft_text: tokens of a decoder's answers to count a table for drafts from."""
 
     made: StagedDecoder | tuple[Manifest, Golden]
     routers: Routers | None
@@ -69,7 +69,8 @@ class Staged:
 def finish(
     request: ExportRequest, writer: BundleWriter, staged: Staged, progress: Progress, say: Callable[[str], None]
 ) -> Manifest:
-    """Check what was written and record golden answers, and write what is made of the graphs. Returns the manifest."""
+    """Check the written graphs, record golden answers, and write the files that need the graphs. Returns the
+    manifest."""
     if isinstance(staged.made, StagedDecoder):
         manifest, golden = finish_decoder(
             writer, staged.made, Options(progress=progress, effort=request.effort),
@@ -101,9 +102,8 @@ def finish_decoder(
     say: Callable[[str], None],
     target: str | None = None,
 ) -> tuple[Manifest, Golden]:
-    """Check what was written, and collect `candidates` for drafts and a table from `draft_text` tokens of its own
-    answers. target: its graphs for a kind of device, which were written too. Returns the manifest and the golden
-    answers."""
+    """Check the written graphs, and collect `candidates` for drafts and a table from `draft_text` tokens of the model's
+    answers. target: the device whose written graphs are checked, too. Returns the manifest and the golden answers."""
     manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
     quick = options.effort == "quick"
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
@@ -157,9 +157,9 @@ def _with_kv8(
     options: Options,
     say: Callable[[str], None],
 ) -> tuple[Manifest, Golden]:
-    """The manifest with the graph over a KV cache in int8, which was written, with its figures where there are logits
-    in float32 to compare with, and what it says along the golden answers; both without it where such a cache says too
-    little of this model's keys and values."""
+    """Add the written graph over a KV cache in int8 to the manifest and the golden answers. Its figures are added if
+    there are logits in float32 to compare with. Both stay without it if int8 loses too much of this model's keys and
+    values."""
     more = dataclasses.replace(manifest, graphs=[*manifest.graphs, graph])
     options.report(0, 0, "checking the KV cache in int8")
     engine = open_engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
@@ -178,10 +178,10 @@ def _with_kv8(
 
 
 def _of_target(recorded: RecordedLogits, engine: Engine) -> Agreement:
-    """The check of a target's graphs, as far as they have room for its text."""
+    """Check a target's graphs on as much of the text as their context has room for."""
     return check.check(engine, recorded.up_to(engine.context))
 
 
 def _figures_of(form: str, found: Agreement) -> dict[str, float]:
-    """What the manifest says of another form than the decoder's own."""
+    """Return the manifest's figures of a graph other than the decode graph."""
     return {f"{form}_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}

@@ -1,4 +1,4 @@
-"""What is made of a checkpoint: a request, completed by what the checkpoint is."""
+"""The plan of an export: a request, completed with the facts of the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is made of a checkpoint. chosen: of the request, with defaults. name: the model's, in the manifest. routers:
-    those that the checkpoint has. target: whose graphs are written as well."""
+    """The plan of an export. chosen: of the request, with defaults. name: the model's, in the manifest. routers: those
+    of the checkpoint. target: a device whose graphs are written as well."""
 
     request: ExportRequest
     checkpoint: Checkpoint
@@ -30,7 +30,8 @@ class Plan:
 
 
 def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
-    """What is made of the checkpoint. Refuses what it cannot become, as far as its configuration tells."""
+    """Return the plan of an export. Refuses a request that the checkpoint cannot fulfil, as far as its configuration
+    tells."""
     routers = read_routers(checkpoint)
     chosen = choose(
         checkpoint,

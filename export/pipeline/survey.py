@@ -64,7 +64,7 @@ class Survey(Watch):
 
 
 class _Read:
-    """The logits of a text, of which it is known what the output head reads."""
+    """The logits of a text whose hidden states before the output head are known."""
 
     def __init__(self, reference: Reference, hidden: Floats) -> None:
         self.vocab_size = reference.vocab_size

@@ -1,4 +1,5 @@
-"""Float weights become the integers of a bundle. One file per method; this is the registry and the way in."""
+"""Quantization of float weights to a bundle's integers. One file per method; this file is the registry and the entry
+point."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = Non
 
 
 def watch(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArray[np.int64]) -> Watch:
-    """What `quantize` takes as `options.measured`, once the reference has told it its texts: those of the method that
-    has some, or those of smoothing. windows: of the calibration text [W, S]."""
+    """Return the observer that the reference calls, and that `quantize` then reads as `options.measured`. It is the
+    method's, if the method has one, else that of smoothing. windows: of the calibration text [W, S]."""
     from edge.export.quantize.smooth import Moments
 
     make = getattr(METHODS.find(weights).load(), "watch", None)
@@ -54,7 +55,7 @@ def watch(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArr
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:
-    """ExportError where `weights` cannot have blocks of this size. None: the method's own size."""
+    """Raise ExportError if `weights` cannot have blocks of this size. None: the method's default size."""
     if block_size is None:
         return
     if not METHODS.find(weights).traits.get("blocks", True):

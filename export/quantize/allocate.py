@@ -1,11 +1,11 @@
-"""Which bits and which block size each matrix gets under a budget: those that bring the model's answers closest to the
-float model's.
+"""Mixed precision: a format (bits and block size) for each matrix under a budget, so that the model's answers are
+closest to the float model's.
 
-A quick solution in one format says what each matrix does to the answers. Near it the divergence D from the float model
-is nearly a quadratic form of the weights' errors, so that half the product of a matrix's error with D's gradient is the
-matrix's share of D, and the shares add up to D: one backward pass gives all of them. In another format a share changes
-as the error of the matrix's outputs does, which rounding some of its rows shows (that losses add up and go with the
-errors of single matrices: Malinovskii et al., 2024, arXiv:2411.17525). Bits then go where each takes off most.
+A quick solution in one format shows the effect of each matrix on the answers. Near it the divergence D from the float
+model is nearly a quadratic form of the weights' errors, so that half the product of a matrix's error with D's gradient
+is the matrix's share of D, and the shares add up to D: one backward pass gives all of them. In another format a share
+changes as the error of the matrix's outputs does, which rounding some of its rows shows (that losses add up and go with
+the errors of single matrices: Malinovskii et al., 2024, arXiv:2411.17525). Bits then go where each reduces D most.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def measure(
 
 
 def _error(w: NDArray[np.float32], variances: NDArray[np.float32], form: Format) -> float:
-    """Of the outputs of some of a matrix's rows, rounded, for inputs with these variances [K]."""
+    """Return the error of the outputs of some of a matrix's rows when they are rounded, for inputs with these variances
+    [K]."""
     rows = w[:: max(1, len(w) // _SAMPLED)]
     scales, zeros = search(rows, variances, form)
     scales, zeros = (spread(each, form.block_size, rows.shape[1]) for each in (scales, zeros))

@@ -1,6 +1,7 @@
-"""Which matrices of an encoder-decoder's decoder get 8 bits: those whose rounding to 4 changes its answers most.
+"""Mixed precision of an encoder-decoder's decoder: 8 bits for the matrices whose rounding to 4 bits changes its answers
+most.
 
-As `edge.export.quantize.allocate` has it for decoders, on pairs of an input and an answer.
+The method is that of `edge.export.quantize.allocate` for decoders, on inputs with their answers.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ TOKENS = 256  # of answers, at most, that benefits are measured on: their logits
 
 
 def some(pairs: Sequence[Pair]) -> list[Pair]:
-    """As many of the pairs, of the whole list, as have TOKENS tokens."""
+    """Return evenly spaced pairs of the list, with about TOKENS tokens in all."""
     mean = sum(pair.answer.numel() for pair in pairs) / len(pairs)
     return list(pairs[:: max(1, round(len(pairs) * mean / TOKENS))])
 
 
 @torch.no_grad()
 def answers(model: Any, pairs: Sequence[Pair]) -> list[torch.Tensor]:
-    """The distributions of the next token [S, vocabulary], as logarithms."""
+    """Return the distributions of the next token [S, vocabulary], as logarithms."""
     return [torch.log_softmax(pair.run(model)[0], -1) for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-"""What a quantization method is, and what may be chosen about one."""
+"""The protocol of a quantization method, and its options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMATS = "a format for each matrix"
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose about a method. None: the method's own default."""
+    """The options of a method that a user may choose. None: the method's default."""
 
     block_size: int | None = None
     calibration: str | None = None  # a text to measure activations on, for methods that do
@@ -48,5 +48,5 @@ class Method(Protocol):
     """
 
     def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-        """Every matrix of the checkpoint (`matrices`), keyed by its name; computed at once or on access."""
+        """Return every matrix of the checkpoint (`matrices`) by its name; computed at once or on access."""
         ...

@@ -1,4 +1,4 @@
-"""Whether products in bfloat16 pay on the processor that exports."""
+"""Test if the processor that exports computes products in bfloat16, and faster than in float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fast_dtype() -> torch.dtype:
 
 @cache
 def runs() -> bool:
-    """Whether a product in bfloat16 ends well.
+    """True if a product in bfloat16 does not crash.
 
     Some virtual machines offer AMX and hide the sizes of its tiles (CPUID leaf 0x1D is empty). PyTorch 2.13 then
     configures tiles without rows, and the first instruction on them kills the process. So another process tries it.

@@ -1,4 +1,4 @@
-"""What an encoder-decoder's decoder is calibrated on: inputs of its kind, and answers to them."""
+"""Calibration material of an encoder-decoder's decoder: inputs of the encoder, and answers to them."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Sounds:
         return [Pair(BaseModelOutput(each), answer[None]) for each, answer in heard]
 
     def _answers(self, model: Any, encoded: list[torch.Tensor], report: Report) -> torch.Tensor:
-        """All windows' transcripts without timestamps, then with them."""
+        """Return all windows' transcripts without timestamps, then those with timestamps."""
         rows: list[torch.Tensor] = []
         for timed in (False, True):
             for at in range(0, len(encoded), HEARD_TOGETHER):
@@ -194,7 +194,7 @@ class Sounds:
         return torch.cat([torch.tensor([self.speech.previous]), text, answer])
 
     def _start(self, model: Any, encoded: torch.Tensor, timed: bool) -> list[int]:
-        """What a transcript begins with: the language is the likeliest one."""
+        """Return the tokens that a transcript begins with; the language is the most likely one."""
         start, languages = [self.speech.start], list(self.speech.languages.values())
         if languages:
             logits = Pair(BaseModelOutput(encoded), torch.tensor([start])).run(model)[0, -1]

@@ -47,7 +47,7 @@ class Decoder:
 
     @property
     def head(self) -> nn.Parameter:
-        """[vocabulary, hidden]; the embedding itself where the two are tied."""
+        """Weight of the head [vocabulary, hidden]; the embedding if the two are tied."""
         weight: nn.Parameter = self.model.lm_head.weight
         return weight
 
@@ -78,13 +78,13 @@ class Decoder:
         forget_matrices(self.layers[layer])
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head reads: [S, hidden]."""
+        """Apply the final norm: return the head's input [S, hidden]."""
         final: torch.Tensor = self.model.model.norm(hidden)[0]
         return final * self.head_scale
 
     @contextmanager
     def watch(self, layer: int) -> Iterator[Seen]:
-        """What passes inside a layer during each run in the block."""
+        """Record the values inside a layer during each run in the block."""
         seen = Seen()
         handles = []
 
@@ -105,7 +105,7 @@ class Decoder:
 
 
 class _Enough(Exception):
-    """What was looked for is found, and the rest of the model need not run."""
+    """Raised when the wanted values are found, so that the rest of the model need not run."""
 
 
 @dataclass

@@ -26,7 +26,8 @@ _VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|proj_out)\.weight$
 
 
 def check_weights(encoder: str, decoder: str, block_size: int | None) -> None:
-    """ExportError where a half cannot have these weights, or the decoder's no blocks of this size."""
+    """Raise ExportError if the encoder or the decoder cannot have these weights, or the decoder's no blocks of this
+    size."""
     for value, known, flag in (
         (encoder, ENCODER_WEIGHTS, "--encoder-weights"),
         (decoder, DECODER_WEIGHTS, "--decoder-weights"),
@@ -67,8 +68,8 @@ def quantize_encoder_decoder(
 
 
 def is_encoders(name: str, family: Family) -> bool:
-    """Whether the tensor `name` belongs to the encoder's graph, which projects the decoder's keys and values too, once
-    for every input."""
+    """True if the tensor `name` belongs to the encoder's graph. That graph also projects the decoder's keys and values,
+    once for every input."""
     return bool(_ENCODER.search(name) or re.search(family.cross, name)) and not _VOCABULARY.search(name)
 
 

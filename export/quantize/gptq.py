@@ -26,8 +26,8 @@ TRAITS = {"bits": 4, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budg
 
 
 def watch(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64]) -> Watch | None:
-    """What calibrates in a run of the reference; None where more than one run is needed. windows: of the calibration
-    text."""
+    """Return the observer that calibrates in one run of the reference; None if more than one run is needed. windows: of
+    the calibration text."""
     from edge.export.quantize.gptq_quick import Calibrating
 
     if not in_one_run(options):

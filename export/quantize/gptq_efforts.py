@@ -1,4 +1,4 @@
-"""How much is done for 4 bits, and in what formats they are."""
+"""Efforts of 4-bit calibration, and the formats of its matrices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 fou
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done for 4 bits. windows: at most, of the calibration text; own: text of the model's own, as a
-    multiple of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: a weight, on
-    average, for which each matrix gets a format of its own."""
+    """The work for 4 bits. windows: maximum, of the calibration text; own: text that the model generates, as a multiple
+    of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: per weight, on
+    average, for which each matrix gets a separate format."""
 
     windows: int
     own: int
@@ -31,8 +31,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Budget:
-    """What matrices may take. bits: a weight, on average, as asked for; by_default: where nothing is, and at least what
-    one format for all takes; enough: divergence, in nats a token, for which fewer bits will do."""
+    """The budget of all matrices. bits: per weight, on average, as asked for; by_default: bits where none are asked
+    for, at least those of one format for all; enough: divergence, in nats a token, at which fewer bits suffice."""
 
     bits: float | None = None
     by_default: float | None = None
@@ -40,12 +40,12 @@ class Budget:
 
 
 def one_format(options: Options) -> bool:
-    """Whether blocks are asked for that all matrices have alike."""
+    """True if the options ask for one format for all matrices: a block size, or symmetric blocks."""
     return options.block_size is not None or options.symmetric
 
 
 def budget_of(options: Options, effort: Effort) -> Budget | None:
-    """What matrices may take; None where all get the same format."""
+    """Return the budget of all matrices; None if all get the same format."""
     if options.perplexity is not None:
         return Budget(math.inf, enough=math.log(options.perplexity))
     by_default = None if one_format(options) else effort.bits
@@ -60,12 +60,12 @@ EFFORTS = {
 
 
 def format_of(options: Options) -> Format:
-    """That of all matrices, where none has another one."""
+    """Return the format that all matrices without a separate one have."""
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
     return Format(BITS, size, options.symmetric)
 
 
 def in_one_run(options: Options) -> bool:
-    """Whether all is done in one run of the reference, without Torch."""
+    """True if one run of the reference in numpy does all the calibration, without Torch."""
     effort = EFFORTS[options.effort]
     return not (effort.own or effort.rounds or effort.passes) and budget_of(options, effort) is None

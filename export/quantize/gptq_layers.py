@@ -53,7 +53,7 @@ TRYING = "trying 4 bits"  # the stage before formats are chosen
 
 @dataclass(frozen=True)
 class Way:
-    """How matrices are solved. rounds: of descent. formats: of those that have another one."""
+    """The options for solving matrices. rounds: of descent. formats: of the matrices that do not use `format`."""
 
     format: Format
     rounds: int = ROUNDS
@@ -139,10 +139,10 @@ def _formats(
     budget: Budget,
     options: Options,
 ) -> torch.Tensor:
-    """Which of the formats each matrix gets, by a quick solution in the first of them.
+    """Choose a format for each matrix, by a quick solution in the first of the formats.
 
     Raises:
-        ExportError: they take more bits than were asked for.
+        ExportError: they need more bits than were asked for.
     """
     names = matrices(checkpoint)
     sketch = calibrated(checkpoint, options, TRYING)

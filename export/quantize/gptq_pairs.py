@@ -61,8 +61,8 @@ def solve_layers(
     report: Report,
     kept: Kept,
 ) -> tuple[dict[str, QTensor], list[tuple[str, ...]]]:
-    """Those matrices of a decoder's layers that are among `names`, and groups of them that read the same input. The
-    model's own become what the kernels compute with."""
+    """Quantize those matrices of a decoder's layers that are in `names`. Return them, and groups of them that read the
+    same input. The model's matrices become the values that the kernels compute with."""
     decoder = PairDecoder(model, pairs)
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
     done: dict[str, QTensor] = {}

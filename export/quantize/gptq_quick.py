@@ -36,7 +36,8 @@ def calibrate(checkpoint: Checkpoint, options: Options) -> dict[str, QTensor]:
 
 
 def calibrated(checkpoint: Checkpoint, options: Options, doing: str | None = None) -> Calibrating:
-    """The same with what the head read. doing: what its progress is called."""
+    """Return the finished calibration: every matrix by its name, and the head's inputs. doing: the name of the
+    progress."""
     if isinstance(options.measured, Calibrating):
         return options.measured
     windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS["quick"].windows]
@@ -102,7 +103,7 @@ class Calibrating(Watch):
         self._averaged.clear()
 
     def _solve_readers(self) -> None:
-        """Of the last inputs."""
+        """Solve the matrices that read the last inputs."""
         if self._readers and self._inputs is not None:
             self._solve(self._readers, _moment(self._inputs[self._own]))
         if self._averaged:
@@ -119,7 +120,7 @@ class Calibrating(Watch):
             start += len(weight)
 
     def _solve_rows(self, name: str, moment: Floats) -> None:
-        """A matrix of the vocabulary, part after part."""
+        """Solve a matrix of the vocabulary, one part of its rows after another."""
         count = self._checkpoint.shape(name)[0]
         parts = [
             solve(self._checkpoint.read(name, slice(i, min(i + HEAD_ROWS, count))), moment, self._form, rounds=0)
@@ -131,6 +132,6 @@ class Calibrating(Watch):
 
 
 def _moment(x: Floats) -> Floats:
-    """[K, K] of rows [T, K]."""
+    """Return the second moment [K, K] of rows [T, K]."""
     moment: Floats = x.T @ x
     return moment

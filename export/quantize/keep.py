@@ -47,11 +47,12 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     forms = {name: checkpoint.form(name) for name in names}
 
     def is_float(name: str) -> bool:
-        """Whether it stays a float, as those do that are packed with it."""
+        """True if the matrix stays a float, because it or a matrix that is packed with it is stored as one in a
+        GGUF."""
         return not folder and any(checkpoint.stored_type(n) in FLOATS for n in packed_with(name, names))
 
     def kept(name: str) -> list[Format]:
-        """The forms of the blocks of what is packed with it."""
+        """Return the block formats of the matrix and of those packed with it, where they have blocks."""
         return [form for n in packed_with(name, names) if (form := forms[n])]
 
     smoothing = Smoothing(checkpoint, (n for n in names if not is_float(n) and not kept(n)), options)
@@ -82,7 +83,7 @@ def _own_blocks(checkpoint: Checkpoint, name: str) -> QTensor:
 
 
 def _refitted(blocks: QTensor, bits: int, block_size: int) -> QTensor:
-    """The same values with as many bits or more, in blocks as large or smaller."""
+    """Return the same values with `bits` bits or more, in blocks of `block_size` or smaller."""
     if times := blocks.block_size // block_size - 1:
         count = -(-blocks.q.shape[1] // block_size)
         parts = {"scales": blocks.scales, "zero_points": blocks.zero_points}

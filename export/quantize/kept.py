@@ -1,5 +1,5 @@
-"""What a calibration has done so far, kept in files of the cache folder until it is done: none of it is done twice
-after Ctrl-C, and it takes no memory that the system cannot take back, because the files are mapped."""
+"""Intermediate results of a calibration, stored in files of the cache folder until it is done. None of the work is
+repeated after Ctrl-C. The results need no memory that the system cannot reclaim, because the files are mapped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Kept:
         self._sound = set[str]()  # files that were written or read whole
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What is kept under the name, or what is made now."""
+        """Return the tensor stored under the name; if there is none, compute it with `make` and store it."""
         if name not in self:
             made = make()
             if not self._write(name, {"values": made.numpy()}, {}):
@@ -55,7 +55,7 @@ class Kept:
         return tensors["values"]
 
     def weights(self, name: str, make: Callable[[], Mapping[str, QTensor]]) -> dict[str, QTensor]:
-        """The same of weights by their names."""
+        """Return the weights stored under the name; if there are none, compute them with `make` and store them."""
         if name not in self:
             made = dict(make())
             if not self._write(name, *_taken_apart(made)):
@@ -70,7 +70,7 @@ class Kept:
         return found
 
     def __contains__(self, name: str) -> bool:
-        """Whether a file is there, and whole: one that is damaged goes."""
+        """True if a complete file exists. A damaged one is removed."""
         from safetensors import SafetensorError
 
         if self._folder is None or not self._path(name).exists():
@@ -89,7 +89,7 @@ class Kept:
         return sound
 
     def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], formats: dict[str, str]) -> bool:
-        """Whether there was a folder, with room for it."""
+        """Write a file; False if there is no folder, or no room in it."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
@@ -122,7 +122,7 @@ class Kept:
 
 
 def _checksum(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str]) -> str:
-    """Of arrays and what is said of them."""
+    """Return a checksum of arrays and their metadata."""
     found = zlib.crc32(about.get(FORMATS, "").encode())
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])
@@ -132,7 +132,7 @@ def _checksum(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str]) -> s
 
 
 def _taken_apart(weights: Mapping[str, QTensor]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Arrays of weights by name, and what there is of them besides."""
+    """Split weights into arrays by name and metadata."""
     formats = {name: (weight.bits, weight.block_size, weight.method) for name, weight in weights.items()}
     arrays = {
         f"{name}|{part}": values
@@ -168,9 +168,9 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
 
 
 def _key(checkpoint: Checkpoint, options: Mapping[str, object]) -> str:
-    """Another one for another model, other options or other code of edge. Of the values only vectors and some rows of
-    matrices are looked at, which training changes; that the others are the same says the identity of the files, which
-    no stranger's have."""
+    """Return a key that differs for another model, other options or other code of edge. Of the values only vectors and
+    some rows of matrices are read, which training changes. The identity of the files shows that the other values are
+    the same; a stranger's files do not have it."""
     tensors = [(name, checkpoint.stored_type(name), checkpoint.shape(name)) for name in checkpoint.names()]
     paths = [getattr(each, "path", None) for each in (checkpoint, getattr(checkpoint, "base", None))]  # an adapter's
     said = [__version__, checkpoint.config, tensors, options, code_key(), *map(_files_of, paths)]
@@ -182,7 +182,7 @@ def _key(checkpoint: Checkpoint, options: Mapping[str, object]) -> str:
 
 
 def _files_of(path: Path | None) -> list[tuple[str, int, int, int, int]]:
-    """What identifies the content of a checkpoint's files without reading them."""
+    """Return data that identify the content of a checkpoint's files without reading them."""
     if path is None:
         return []
     files = sorted(path.iterdir()) if path.is_dir() else parts_of(path)

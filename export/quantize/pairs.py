@@ -19,13 +19,13 @@ Report = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Pair:
-    """What the encoder made of an input, and the tokens [1, S] that the decoder reads with it."""
+    """The encoder's output for an input, and the tokens [1, S] that the decoder reads with it."""
 
     encoded: Any
     answer: torch.Tensor
 
     def run(self, model: Any) -> torch.Tensor:
-        """A model's logits [1, S, vocabulary]; all tokens count, those with the padding token's id, too."""
+        """Return a model's logits [1, S, vocabulary]. All tokens count, also those with the padding token's id."""
         logits: torch.Tensor = model(
             encoder_outputs=self.encoded,
             decoder_input_ids=self.answer,
@@ -36,13 +36,14 @@ class Pair:
 
 
 class Material(Protocol):
-    """What a decoder is calibrated on. key: another one for other inputs."""
+    """The inputs that a decoder is calibrated on. key: differs for other inputs."""
 
     @property
     def key(self) -> object: ...
 
     def pairs(self, model: Any, report: Report, kept: Kept) -> list[Pair]:
-        """Inputs, and a model's answers to them. kept: gives those that were written before, and takes the others."""
+        """Return inputs with a model's answers to them. kept: provides answers that were written before, and stores the
+        others."""
         ...
 
 
@@ -73,19 +74,19 @@ class PairDecoder:
                 handle.remove()
 
     def run(self, layer: int) -> Iterator[torch.Tensor]:
-        """What a layer makes of the hidden states [1, S, hidden] of each pair."""
+        """Run a layer on the hidden states [1, S, hidden] of each pair; yield its outputs."""
         for hidden, (args, kwargs) in zip(self.hidden, self._calls[layer], strict=True):
             made = self.layers[layer](hidden, *args, **kwargs)
             yield made if isinstance(made, torch.Tensor) else made[0]
 
     def advance(self, layer: int) -> None:
-        """Replace the hidden states by what a layer makes of them."""
+        """Replace the hidden states by a layer's outputs for them."""
         for i, made in enumerate(self.run(layer)):
             self.hidden[i] = made
 
     @contextmanager
     def watch(self, layer: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The inputs [1, S, K] of a layer's linears by their weights' names, of its latest run in the block."""
+        """Record the inputs [1, S, K] of a layer's linears, by their weights' names, of its latest run in the block."""
         inputs: dict[str, torch.Tensor] = {}
 
         def keep(name: str, linear: nn.Module, args: tuple[torch.Tensor, ...]) -> None:

@@ -72,7 +72,7 @@ def _largest(blocks: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def to_blocks(w: NDArray[np.float32], block_size: int) -> NDArray[np.float32]:
-    """[N, K] as [N, B, block_size]; where K is no multiple of the block, the last value is repeated."""
+    """Reshape [N, K] to [N, B, block_size]. If K is no multiple of the block, the last value is repeated."""
     n, k = w.shape
     missing = -k % block_size
     if missing:

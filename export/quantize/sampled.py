@@ -24,8 +24,8 @@ TOGETHER = 32  # pieces are written in one batch: their keys and values bound th
 def sampled_windows(
     model: Any, windows: torch.Tensor, lead: int, report: Callable[[int, int, str], None], seed: int = 0
 ) -> torch.Tensor:
-    """As many windows as `windows` [W, S], of texts that `model`, a causal language model of transformers, goes on with
-    from random places of them. Each window begins with the same `lead` tokens."""
+    """Return as many windows as `windows` [W, S], of texts that `model`, a causal language model of transformers,
+    generates from prefixes at random places of them. Each window begins with the same `lead` tokens."""
     count, body = len(windows), windows.shape[1] - lead
     length = min(PIECE, body)
     text, begin = windows[:, lead:].reshape(-1), windows[:1, :lead]

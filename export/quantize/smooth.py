@@ -140,7 +140,7 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
 
 
 def layer_norms(checkpoint: Checkpoint) -> Norms:
-    """The norms of its layers, as its family says.
+    """Return the norms of a model's layers, as its family states them.
 
     Raises:
         ExportError: the family is unknown, or does not say.
@@ -149,8 +149,8 @@ def layer_norms(checkpoint: Checkpoint) -> Norms:
 
 
 class Moments(Watch):
-    """Of each matrix, by its name: mean squares [K] of what it reads in the last of several texts, and the sums of its
-    columns' squares.
+    """Observer of inputs: for each matrix, by its name, the mean squares [K] of its inputs in the last of several
+    texts, and the sums of its columns' squares.
 
     windows: of the calibration text [W, S].
     """

@@ -70,7 +70,7 @@ def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS, find: Search
 
 
 def _parts(rows: int, about: int) -> list[slice]:
-    """Of `rows`, in parts of equal size."""
+    """Split `rows` into parts of equal size."""
     count = max(1, round(rows / about))
     cuts = [rows * i // count for i in range(count + 1)]
     return list(map(slice, cuts, cuts[1:]))
@@ -100,7 +100,7 @@ def _cholesky(a: Floats) -> None:
 
 
 def spread(per_block: Floats, block_size: int, columns: int) -> Floats:
-    """[N, blocks] as [N, columns]."""
+    """Expand [N, blocks] to [N, columns]."""
     return per_block.repeat(block_size, 1)[:, :columns]
 
 
@@ -129,7 +129,8 @@ def search(w: Floats, weights: Floats, form: Format) -> tuple[Floats, Floats]:
 
 
 def _search(blocks: Floats, weights: Floats, top: int, symmetric: bool) -> tuple[Floats, Floats]:
-    """The same of `blocks` [N, B, block_size] under `weights` [B, block_size], with integers up to `top`."""
+    """Search as `search` does, for `blocks` [N, B, block_size] under `weights` [B, block_size], with integers up to
+    `top`."""
     n, count, size = blocks.shape
     x = np.ascontiguousarray(blocks.reshape(-1, size).T)  # [block_size, N * B]: what is said of a block is a row
     weights = np.tile(weights.T, n)

@@ -129,7 +129,7 @@ class _Scaled(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def weight(self) -> torch.Tensor:
-        """[N, K] in the training's type."""
+        """Weight [N, K] in the training's type."""
         scales = (self.scales * (1 + self.change.detach())).to(self.dtype)
         made = torch.empty(self.stored.q.shape, dtype=self.dtype)
         for rows in self._parts:
@@ -164,7 +164,7 @@ class _Scaled(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """x @ W^T, whose backward pass makes the weight's gradient only to sum it up by blocks."""
+    """Product x @ W^T whose backward pass computes the weight's gradient only to sum it up by blocks."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, change: torch.Tensor, linear: _Scaled) -> torch.Tensor:

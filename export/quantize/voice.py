@@ -219,7 +219,7 @@ def _melody(frames: list[Sound], random: np.random.Generator) -> NDArray[np.floa
 
 
 def _resonance(formants: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """What the mouth makes of each frequency."""
+    """Return the gain of the vocal tract at each frequency, from its formants."""
     made = np.ones(len(HERTZ), np.complex128)
     for middle, width in zip((*formants, *UPPER), WIDTHS, strict=True):
         made *= middle**2 / (middle**2 - HERTZ**2 + 1j * HERTZ * width)

@@ -58,32 +58,32 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 
 class Watch:
-    """What may be told while texts run; slices of rows [T] are those of each text.
+    """Observer of a run of texts: its methods get intermediate values. Slices of rows [T] are those of each text.
 
-    texts: that it is for, the last of those that run. doing: what their progress is called.
+    texts: those to observe, the last ones of the run. doing: the name of their progress.
     """
 
     texts: Sequence[Tokens]
     doing = "running the reference"
 
     def product(self, name: str, x: Floats, weight: Floats, texts: Sequence[slice]) -> None:
-        """A matrix [N, K] by its name, and what it reads [T, K]."""
+        """Observe a product: a matrix [N, K] by its name, and its input [T, K]."""
 
     def attention(self, layer: int, key: Floats, value: Floats, texts: Sequence[slice]) -> None:
-        """A layer's keys, rotated, and values, each [heads, T, D]."""
+        """Observe a layer's keys, rotated, and values, each [heads, T, D]."""
 
     def scores(self, head: int, scores: Floats, text: slice) -> None:
-        """What some rows of a head take of each row in a text, up to the last of them, [rows, S]: of the layer whose
-        matrices were told last."""
+        """Observe attention weights [rows, S] of a head: those of some rows for each row of the text up to the last of
+        them. The layer is that of the latest matrices."""
 
     def finals(self, x: Floats, texts: Sequence[slice]) -> None:
-        """What the output head reads [T, H]."""
+        """Observe the input of the output head [T, H]."""
 
 
 class Reference:
-    """The model of a checkpoint; a source of logits, as `perplexity` takes them.
+    """The model of a checkpoint; a source of logits for `perplexity`.
 
-    max_context: that of the bundle, for rotary tables that depend on it. doing: what its progress is called.
+    max_context: that of the bundle, for rotary tables that depend on it. doing: the name of its progress.
 
     Raises:
         ExportError: its family is unknown, not like Llama, or has another activation.
@@ -120,7 +120,7 @@ class Reference:
         return self.predictions(self.hidden([tokens])[0])
 
     def predictions(self, hidden: Floats) -> Iterator[Floats]:
-        """The logits [piece, V] of what `hidden` made of a text, piece by piece."""
+        """Yield the logits [piece, V] of a text's hidden states, as `hidden` returns them, piece by piece."""
         stream = hidden * np.float32(self._like.head_scale)
         head = EMBEDDING if self._config.tie_word_embeddings else HEAD
         for piece in pieces(np.arange(len(stream))):
@@ -130,12 +130,14 @@ class Reference:
             yield logits
 
     def rotated(self, layer: int) -> int:
-        """How many channels of a head are rotated by position, in pairs of one from each half of them."""
+        """Return the number of channels of a head that are rotated by position. A pair has one channel from each half
+        of them."""
         table = self._like.rope(layer)
         return 0 if table is None else 2 * self._rope[table][0].shape[1]
 
     def hidden(self, texts: Sequence[Tokens], watch: Watch | None = None) -> list[Floats]:
-        """What the output head reads [S, H] of each text [S]. All run together, so that each matrix is read once."""
+        """Return the input of the output head [S, H] for each text [S]. All texts run together, so that each matrix is
+        read once."""
         config, like, norms = self._config, self._like, self._norms
         places = places_of(texts)
         x = read_rows(np.concatenate(texts), self._checkpoint, EMBEDDING, self.vocab_size)
@@ -210,7 +212,7 @@ class Reference:
 
 
 def places_of(texts: Sequence[Tokens]) -> list[slice]:
-    """Where each text stands among the rows of all."""
+    """Return the slice of each text in the rows of all texts."""
     return [slice(*pair) for pair in pairwise(accumulate(map(len, texts), initial=0))]
 
 
@@ -236,7 +238,7 @@ def with_rows(x: Floats, checkpoint: Checkpoint, head: str, vocab: int) -> Float
 
 
 def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """x [..., T, D] with pairs of channels, one of each half of those that are rotated, turned by their position."""
+    """Rotate x [..., T, D] by position: pairs of channels, one of each half of the rotated ones."""
     half = cos.shape[1]
     a, b = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)

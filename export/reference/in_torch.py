@@ -136,7 +136,7 @@ class RecordedLogits:
         self._file.flush()
 
     def up_to(self, tokens: int) -> RecordedLogits:
-        """The same of the first `tokens` of each text, over the same file."""
+        """Return the logits of the first `tokens` tokens of each text, from the same file."""
         made = RecordedLogits.__new__(RecordedLogits)  # not a copy, which the file would not be part of
         made.__dict__ |= self.__dict__
         made.texts = [text[:tokens] for text in self.texts]
@@ -145,7 +145,7 @@ class RecordedLogits:
         return made
 
     def close(self) -> None:
-        """Nothing more is read; a file with a path may be removed."""
+        """Close the file; one with a path may then be removed."""
         self._file.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class T5Reference:
         return read_rows(np.concatenate(texts), self._checkpoint, EMBEDDING, self.vocab_size)
 
     def _bias(self, stack: str, texts: Sequence[slice]) -> list[Floats]:
-        """What is added to the scores of each text [H, S, S], by distance; in a decoder what comes later is hidden."""
+        """Return the bias of each text's scores [H, S, S], by distance; in a decoder it hides later tokens."""
         encodes = stack == "encoder"
         name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         learned, biases = self._checkpoint.read(name), []

@@ -1,1 +1,1 @@
-"""What an export is asked for: its options, and the time and memory that they take."""
+"""The request of an export: its options, and the time and memory that they need."""

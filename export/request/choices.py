@@ -1,4 +1,4 @@
-"""What an export takes where it is not told otherwise, and what a checkpoint allows."""
+"""Defaults of an export, and the limits that a checkpoint sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MINIMUM_WEIGHTS = 10_000_000
 
 
 class Named(Protocol):
-    """What defaults depend on: of a checkpoint, or of a glance at one."""
+    """The facts that defaults depend on, of a checkpoint or of a `Glance` at one."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +54,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Choices:
-    """As `edge.export` has them."""
+    """The chosen options, as in `edge.export`."""
 
     weights: str
     block_size: int | None
@@ -70,9 +70,9 @@ def choose(
     quick: bool,
     anew: bool = False,
 ) -> Choices:
-    """What is asked for, else the catalog's, else the method's and the model's. quick: a GGUF keeps its own precision,
-    and other decoders get int8. A folder whose integers fit keeps them, but where something is asked for that `anew`
-    makes them.
+    """Return the options asked for, else the catalog's, else the defaults of the method and the model. quick: a GGUF
+    stays in its precision, and other decoders get int8. A folder whose integers can be stored as they are stays so,
+    unless an option is asked for (`anew`) that needs new ones.
 
     Raises:
         CheckpointError: the model's context is too small to be one.
@@ -88,7 +88,7 @@ def choose(
 
 
 def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew: bool) -> str:
-    """The weights alone, as `choose` says."""
+    """Return the weights alone, by the rules of `choose`."""
     if weights is not None:
         return weights
     both = bool(checkpoint.config.get("is_encoder_decoder"))
@@ -102,25 +102,25 @@ def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew:
 
 
 def default_tokens(weights: int) -> int:
-    """How many tokens of text to draft from a model of `weights` weights writes by default."""
+    """Return the default number of tokens that a model of `weights` weights writes to draft from."""
     return min(MAXIMUM_TEXT, int(WORK / weights)) if weights >= MINIMUM_WEIGHTS else 0
 
 
 def draft_tokens(request: ExportRequest, model: Named) -> int:
-    """How many tokens of its own answers a decoder writes for drafts: as many as are asked for, else the default."""
+    """Return the number of tokens of its answers that a decoder writes for drafts: as asked for, else the default."""
     if request.draft_text is not None:
         return request.draft_text
     return 0 if request.quick else default_tokens(count_weights(model))
 
 
 def _defaults(checkpoint: Named) -> dict[str, Any]:
-    """The catalog's."""
+    """Return the catalog's options for the model; none outside the catalog."""
     entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
     return {} if entry is None else entry.export
 
 
 def described(checkpoint: Checkpoint, weights: str) -> str:
-    """A sentence about what is exported; ExportError where its family is unknown."""
+    """Return a sentence about the model that is exported; ExportError if its family is unknown."""
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
     how = "kept as they are where they fit" if weights == "keep" else f"to {weights}"
@@ -161,7 +161,7 @@ def _rotary(checkpoint: Checkpoint, context: int) -> int:
 
 
 def _context(checkpoint: Checkpoint, asked: int | None) -> int:
-    """The bundle's context: what is asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
+    """Return the bundle's context: as asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
     stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
     most = int(next((s for s in stated if s), MOST_CONTEXT))
     if most < LEAST_CONTEXT:

@@ -1,7 +1,7 @@
-"""How long an export is expected to take, by its stages: from the shapes of the tensors, what is asked for, and how
-fast this machine multiplies.
+"""Expected time of an export, by its stages: from the shapes of the tensors, the options, and the machine's speed in
+products.
 
-The seconds below were measured: docs/lab/export.md says where and how. What nobody measured is not estimated.
+The seconds below were measured: docs/lab/export.md says where and how. A stage that nobody measured is not estimated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edge.runtime.providers.cores import usable_cores
 
 @dataclass(frozen=True)
 class Asked:
-    """What an export was asked for, as far as its time and size depend on it.
+    """The options of an export that its time and size depend on.
 
     weights: the method's name. compare: with the model in float32. candidates: are collected for drafts. drafts: tokens
     that the model writes for them.
@@ -40,9 +40,9 @@ class Asked:
 
 
 class Row(NamedTuple):
-    """Seconds of a stage: those that any model takes, and those of the measured model in products, which all cores
-    compute, and in what one core does column after column. The second grow with a model's weights, the third with each
-    matrix's weights times its columns."""
+    """Seconds of a stage. fixed: the same for any model. products: of the measured model, in products, which all cores
+    compute; they grow with a model's weights. columns: of the measured model, in work on one core column after column;
+    they grow with each matrix's weights times its columns."""
 
     stage: str
     fixed: float = 0.0
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The model that seconds are of: its weights, and these times their columns."""
+    """The model whose stages were timed: its weights, and the sum of each matrix's weights times its columns."""
 
     weights: float
     columns: float
@@ -65,7 +65,7 @@ DRAFTS = 16_000  # tokens to draft from
 
 
 def expected(model: Named, asked: Asked) -> Stages | None:
-    """Each stage with its seconds on this machine; None where nobody measured anything like it."""
+    """Return each stage with its seconds on this machine; None if no such export was measured."""
     names = [name for name in model.names() if len(model.shape(name)) > 1]
     if model.config.get("is_encoder_decoder"):
         speech, t5 = (
@@ -90,9 +90,9 @@ def expected(model: Named, asked: Asked) -> Stages | None:
 
 @cache
 def speed() -> float:
-    """Multiplications and additions in float32 a second that this machine has for one more program.
+    """Return the multiplications and additions in float32 per second that this machine has for one more program.
 
-    Products that BLAS computes on one core, the fastest of many: what else runs interrupts longer ones, and is counted
+    Products that BLAS computes on one core, the fastest of many: other programs interrupt longer ones, and are counted
     by the load.
     """
     a = np.ones((64, 64), np.float32)
@@ -106,13 +106,13 @@ def speed() -> float:
 
 
 def crowd(load: float, cores: int, own: int) -> float:
-    """How much longer things take where `load` threads already run on a machine of `cores`, of which this program uses
-    `own`: all get the same share."""
+    """Return the factor by which work is slower if `load` threads already run on a machine of `cores` cores, of which
+    this program uses `own`. All threads get the same share."""
     return max(1.0, (load + own) / cores)
 
 
 def _load() -> tuple[float, int]:
-    """Threads that ran or waited for a core in the last minute, and the machine's cores."""
+    """Return the threads that ran or waited for a core in the last minute, and the machine's cores."""
     known = hasattr(os, "getloadavg")  # not on Windows
     return os.getloadavg()[0] if known else 0.0, os.cpu_count() or 1
 
@@ -147,8 +147,8 @@ def _decoder(asked: Asked) -> Iterator[Row]:
 
 
 def _layers(options: Options) -> Iterator[Row]:
-    """Of 4 bits that are calibrated layer after layer. Windows of text and its multiples are those of `normal` in the
-    measured export."""
+    """Yield the stages for 4 bits that are calibrated layer after layer. Windows of text and its multiples are relative
+    to those of `normal` in the measured export."""
     effort, normal = gptq_efforts.EFFORTS[options.effort], gptq_efforts.EFFORTS["normal"]
     own = effort.own * effort.windows / normal.windows
     text = effort.windows * (1 + effort.own) / (normal.windows * 2)
@@ -163,7 +163,8 @@ def _layers(options: Options) -> Iterator[Row]:
 
 
 def _encoder_decoder(asked: Asked, *, speech: bool, numpy: bool) -> Iterator[Row]:
-    """In 8 bits; calibrating 4 bits was not timed. numpy: the reference of a quick export is the one without Torch."""
+    """Yield the stages for 8 bits; calibrating 4 bits was not timed. numpy: the reference of a quick export is the one
+    without Torch."""
     if asked.weights != "int8":
         return
     in_torch = asked.compare and not (numpy and asked.options.effort == "quick")

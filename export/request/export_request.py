@@ -1,4 +1,4 @@
-"""What an export is asked for: all options in one object, which is checked once."""
+"""The request of an export: all options in one object, which is checked once."""
 
 from __future__ import annotations
 
@@ -345,12 +345,12 @@ class ExportRequest(Options):
 
     @property
     def limited(self) -> bool:
-        """Whether something is asked for that int4 alone has."""
+        """True if an option is asked for that only int4 has."""
         return self.symmetric or (self.bits, self.size, self.perplexity) != (None, None, None)
 
     @property
     def anew(self) -> bool:
-        """Whether something is asked for that integers which fit are not kept for."""
+        """True if an option is asked for that needs new integers, even if the folder's can be stored as they are."""
         return self.limited or (self.block_size, self.calibration) != (None, None) or self.effort == BEST
 
     @property

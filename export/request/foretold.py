@@ -1,4 +1,4 @@
-"""What is said of an export before it begins: how long it takes, and what the effort `quick` would do instead."""
+"""The forecast that an export prints before it begins: its time, and the differences of the effort `quick`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIKE = 0.05  # sizes that differ by less are called the same
 
 
 def foretell(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
-    """A sentence about how long the export takes, and its stages; None where nobody measured the like."""
+    """Return a sentence about the time of the export, and its stages; None if no such export was measured."""
     asked, quick = _asked(request, model), _asked(replace(request, effort=QUICK), model)
     if (stages := expected(model, asked)) is None:
         return None
@@ -48,7 +48,7 @@ def _asked(request: ExportRequest, model: Named) -> Asked:
 
 
 def _differs(model: Named, asked: Asked, quick: Asked) -> list[str]:
-    """What a bundle of the effort `quick` does not have in common with the other."""
+    """Return the differences of a bundle of the effort `quick` from the one asked for."""
     found = list[str]()
     sizes = [_bytes(model, each) for each in (asked, quick)]
     ratio = sizes[1] / sizes[0]
@@ -62,13 +62,13 @@ def _differs(model: Named, asked: Asked, quick: Asked) -> list[str]:
 
 
 def _bytes(model: Named, asked: Asked) -> float:
-    """About what the bundle takes."""
+    """Return the approximate size of the bundle in bytes."""
     each = ((model.shape(name), model.stored_type(name)) for name in model.names())
     return sum(_bits(asked, shape, kind) for shape, kind in each) / 8 + OTHER_FILES
 
 
 def _bits(asked: Asked, shape: tuple[int, ...], kind: str) -> float:
-    """Of a tensor, which the model has in this type."""
+    """Return the bits of a tensor in the bundle. kind: its type in the model's files."""
     options, count = asked.options, math.prod(shape)
     if len(shape) != 2:
         return 32 * count

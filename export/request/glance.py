@@ -1,5 +1,5 @@
-"""What the headers of a model's files say of its tensors. That takes a tenth of a second; to open the model takes
-seconds, because the libraries that do are imported first."""
+"""Shapes and types of a model's tensors from the headers of its files. Reading them takes a tenth of a second. Opening
+the model takes seconds, because its libraries are imported first."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class Glance:
-    """Of a model: its name, where it is from, and shapes [rows, columns] and stored types of its tensors by their names
-    in the files."""
+    """A model's name and kind, and the shapes [rows, columns] and stored types of its tensors by their names in the
+    files."""
 
     name: str
     kind: str
@@ -48,12 +48,13 @@ class Glance:
         return self.types[name]
 
     def form(self, name: str) -> None:
-        """Of blocks that are kept: none of a folder that a glance is enough for, and those of a file are its types."""
+        """Return None, as there is nothing more to know: folders with quantized tensors get no glance, and the stored
+        types of a GGUF name its blocks."""
 
 
 def glance_at(source: str) -> Glance | None:
-    """The model that `source` names; None where it is not here yet, or where its headers are not enough. What is wrong
-    with it says who opens it."""
+    """Read the headers of the model that `source` names; None if it is not here yet, or if its headers are not enough.
+    Errors are left to the code that opens the model."""
     try:
         path, name, kind = expanded(source), None, None
         if not os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
@@ -82,7 +83,8 @@ def _in_gguf(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
 
 
 def _in_folder(root: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Of a folder with safetensors, whose integers are the model's; of no other."""
+    """Yield the shapes and types in a folder with safetensors whose integers are the model's; nothing for other
+    folders."""
     config = json.loads((root / "config.json").read_text(encoding="utf-8"))
     if is_adapter(root) or any(config.get(key) for key in QUANTIZED):
         return
@@ -96,7 +98,7 @@ def _in_folder(root: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
 
 
 def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """Of a file of safetensors: 8 bytes of its length, and JSON."""
+    """Read the header of a file of safetensors: 8 bytes of its length, and JSON."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         if size > MOST_HEADER:

@@ -56,7 +56,7 @@ STACKED = 2  # copies of matrices that are stored as one
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of an export, and the private bytes that it takes, the program's apart. optional: it may be left out."""
+    """A stage of an export, and the private bytes that it needs besides the program's. optional: it can be left out."""
 
     name: str
     takes: int
@@ -65,7 +65,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, as far as memory depends on it.
+    """The options of an export that its memory depends on.
 
     weights: the method's name; of an encoder-decoder those of both halves, joined by ``+``. compare: with the model in
     float32. prefill: an int8 prefill graph, too. drafts: tokens that are written to draft from; required: that number
@@ -84,10 +84,10 @@ class Request:
 def leave_out(
     checkpoint: Checkpoint, request: Request, limit: int | None, say: Callable[[str], None]
 ) -> frozenset[str]:
-    """The names of the stages that an export leaves out to fit into `limit` bytes, which `say` is told.
+    """Return the names of the stages that an export leaves out to fit into `limit` bytes; `say` is told.
 
     Raises:
-        InputError: a stage that must be does not fit; the smallest limit that would do is named.
+        InputError: a required stage does not fit; the smallest limit that would do is named.
     """
     if limit is None:
         return frozenset()
@@ -106,12 +106,13 @@ def leave_out(
 
 
 def needed(stage: Stage, program: int) -> int:
-    """The smallest limit under which a stage fits, where the program takes `program` bytes besides."""
+    """Return the smallest limit that a stage fits under, if the rest of the program needs `program` bytes."""
     return math.ceil((1 + RESERVE) * (stage.takes + program)) + SLACK
 
 
 def program_bytes(request: Request) -> int:
-    """Private bytes of this process besides the stages: what it holds, and the libraries that are still to come."""
+    """Return the private bytes of this process besides the stages: those in use, and those of libraries not yet
+    imported."""
     calibrated = request.weights in METHODS and METHODS[request.weights].traits.get("calibrated")
     alone = request.options.effort == "quick"  # a GGUF file without Torch, or it is there
     if calibrated:
@@ -123,14 +124,14 @@ def program_bytes(request: Request) -> int:
 
 
 def stages_of(checkpoint: Checkpoint, request: Request) -> list[Stage]:
-    """The stages of a decoder's export, or of an encoder-decoder's, in their order."""
+    """Return the stages of a decoder's or an encoder-decoder's export in their order."""
     if checkpoint.config.get("is_encoder_decoder"):
         return list(_encoder_decoder(checkpoint, request.weights))
     return list(_decoder(checkpoint, request))
 
 
 class _Decoder:
-    """Numbers of weights of a decoder, and of values in it."""
+    """Counts of a decoder's weights and of the values that a step computes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from edge.export.facts.family import heads_of
@@ -158,16 +159,16 @@ class _Decoder:
         self.row = (heads.query + 2 * heads.key_value) * heads.dim + 2 * int(config.intermediate_size) + 2 * self.hidden
 
     def activations(self, tokens: int) -> int:
-        """Bytes of a layer's values, where they are all there."""
+        """Bytes of all intermediate values of a layer."""
         return tokens * self.row * STATES * FLOAT
 
     def scores(self, tokens: int) -> int:
-        """Bytes of a layer's attention."""
+        """Bytes of the scores of a layer's attention."""
         return self.heads * tokens**2 * ATTENTION * FLOAT
 
     def solving(self, most: int, side_by_side: int = 1) -> int:
-        """Bytes for any matrix of a layer and those that are solved with it, `most` rows at a time; of so many at a
-        time."""
+        """Maximum bytes to solve a matrix of a layer with those packed with it, up to `most` rows at a time, and
+        `side_by_side` of them at a time."""
         found = [0]
         for names in self._layers:
             together = {tuple(packed_with(name, names)) for name in names}
@@ -177,7 +178,7 @@ class _Decoder:
         return max(found)
 
     def states(self, tokens: int) -> int:
-        """Bytes of what passes from layer to layer."""
+        """Bytes of the hidden states between layers."""
         return tokens * self.hidden * FLOAT
 
 
@@ -207,7 +208,7 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
 
 
 def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]:
-    """Of weights in 4 bits: see `edge.export.quantize.gptq`."""
+    """Yield the stages that calibrate weights in 4 bits: see `edge.export.quantize.gptq`."""
     from edge.export.check.of_decoder import QUICK_WINDOW
     from edge.export.quantize.allocate import WINDOWS
     from edge.export.quantize.calibration import WINDOW
@@ -258,7 +259,8 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
 
 
 def _writing(sizes: _Decoder, request: Request) -> int:
-    """A matrix is read, rounded, and joined with those that it is stored with, while the others stay on disk."""
+    """Return the bytes for writing the weights. A matrix is read, rounded, and joined with those that it is stored
+    with, while the others stay on disk."""
     together = max(sizes.layer, sizes.embedding)
     read = READING * max(sizes.matrix, sizes.embedding) * FLOAT
     traits = METHODS.find(request.weights).traits
@@ -270,7 +272,7 @@ def _writing(sizes: _Decoder, request: Request) -> int:
 
 
 def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iterator[Stage]:
-    """What runs in onnxruntime."""
+    """Yield the stages that run in onnxruntime."""
     from edge.export.check.of_decoder import WINDOW
     from edge.runtime.check.perplexity import CHUNK
     from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
@@ -312,7 +314,7 @@ def _packed(checkpoint: Checkpoint, weights: str, options: Options) -> int:
 
 
 def _encoder_decoder(checkpoint: Checkpoint, weights: str) -> Iterator[Stage]:
-    """Bounds: these models are small, and nothing of their exports is left out."""
+    """Yield the stages of an encoder-decoder with upper bounds: these models are small, and no stage is left out."""
     shapes = [checkpoint.shape(name) for name in matrices(checkpoint)]
     total, largest = sum(map(math.prod, shapes)), max(map(math.prod, shapes))
     vocab = max(max(shape) for shape in shapes)

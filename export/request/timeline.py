@@ -1,4 +1,4 @@
-"""How long an export still takes, all of it: an estimate for each stage, corrected by what those before took here."""
+"""Remaining time of an export: an estimate for each stage, corrected by the measured time of the stages before."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each
 
 
 class Timeline:
-    """A `Progress` that adds the remaining time to what it hands on, once it begins. Stages that are not named take no
-    time."""
+    """A `Progress` that adds the remaining time to the text that it passes on, once it has begun. Stages without a name
+    in `begin` count as 0 seconds."""
 
     def __init__(self, report: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._report, self._clock = report, clock
@@ -26,7 +26,7 @@ class Timeline:
         self._at = 0  # the stage
 
     def begin(self, stages: Stages) -> None:
-        """Count down from here on."""
+        """Start the countdown."""
         self._names = [name for name, _ in stages]
         self._ends = [0.0, *accumulate(seconds for _, seconds in stages)]
         self._since, self._done = self._clock(), 0.0  # when work was done last, and all that was
@@ -42,14 +42,14 @@ class Timeline:
         self._report(done, total, f"{text} · {in_words(self.left())} left" if self._names else text)
 
     def left(self) -> float:
-        """Seconds that the whole still takes, 0 or more. It falls as time goes by; while a stage takes longer than
-        expected it stays at what comes after it."""
+        """Return the remaining seconds, 0 or more. The number falls as time passes; while a stage takes longer than
+        expected it stays at the time of the stages after it."""
         pace = self._took / self._expected
         after = self._ends[-1] - self._ends[self._at + 1]
         return max(pace * after, pace * (self._ends[-1] - self._done) - (self._clock() - self._since), 0.0)
 
     def _go_on(self, at: int, work: float) -> None:
-        """Work is done up to `work`, in the stage `at`."""
+        """Record that work is done up to `work`, in the stage `at`."""
         now, before = self._clock(), self._at
         left_out = self._ends[at] - self._ends[before + 1] if at > before else 0  # stages in between took no time
         took, did = now - self._since, work - left_out - self._done
@@ -64,7 +64,7 @@ class Timeline:
 
 
 def in_words(seconds: float) -> str:
-    """A time that is not known exactly: a few seconds, about 40 s, about 6 min, about 2 h 20 min."""
+    """Return an approximate time in words: a few seconds, about 40 s, about 6 min, about 2 h 20 min."""
     if seconds < 8:
         return "a few seconds"
     if seconds < 90:

@@ -37,9 +37,9 @@ MAX_KL, MIN_TOP1 = 0.5, 0.5  # what no sound target comes near
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user asks for; None for the target's default. name: of the target. context: tokens that graphs of fixed
-    sizes have room for, one number or several. socs: chips to compile for. weights: the kind of weights. activations:
-    the type of floats."""
+    """The target that a user asks for; None for the target's default. name: of the target. context: tokens that graphs
+    of fixed sizes have room for, one number or several. socs: chips to compile for. weights: the kind of weights.
+    activations: the type of floats."""
 
     name: str
     context: int | Sequence[int] | None = None
@@ -54,10 +54,10 @@ makes of them."""
 
 
 class Kind(Protocol):
-    """What the folder of a kind of target has."""
+    """The functions that the folder of a kind of target has."""
 
     def check_wanted(self, wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
-        """Refuse at once what cannot be made. InputError or ExportError."""
+        """Refuse at once a target that cannot be written. InputError or ExportError."""
 
     def write_target(
         self,
@@ -71,8 +71,8 @@ class Kind(Protocol):
         """Write graphs, weights and `target.json`, in a form that the CPU's provider runs."""
 
     def finish_target(self, target: Any, writer: BundleWriter, quality: dict[str, float]) -> None:
-        """Write `target.json` as the device takes it. target: as it was checked. quality: the figures of that, where
-        there were any."""
+        """Write `target.json` as the device needs it. target: as it was checked. quality: the figures of the check, if
+        there was one."""
 
 
 def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
@@ -88,7 +88,7 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
 
 
 def kind(name: str) -> Kind:
-    """The kind of a target."""
+    """Return the kind of a target."""
     return cast(Kind, KINDS.find(name).load())
 
 

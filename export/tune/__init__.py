@@ -159,7 +159,7 @@ def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -
 
 
 def _claim(work: Path, same: dict[str, Any]) -> None:
-    """Raises InputError where the folder holds what a run with other settings has done."""
+    """Raise InputError if the folder has results of a run with other settings."""
     path = work / SETTINGS
     if not path.exists() or {file.name for file in work.iterdir()} <= {SETTINGS, LOCK}:
         path.write_text(json.dumps(same, indent=1) + "\n", encoding="utf-8")
@@ -168,7 +168,7 @@ def _claim(work: Path, same: dict[str, Any]) -> None:
 
 
 def refuse_other(work: Path, what: str, same: dict[str, Any], have: dict[str, Any]) -> None:
-    """Raises InputError where the settings `have` of an earlier run differ from these."""
+    """Raise InputError if the settings `have` of an earlier run differ from these."""
     if differ := [name for name in same if same[name] != have.get(name)]:
         raise InputError(
             f"{work} holds {what} with other settings ({', '.join(differ)}); give the same ones to resume it, or start "
@@ -177,7 +177,8 @@ def refuse_other(work: Path, what: str, same: dict[str, Any], have: dict[str, An
 
 
 def identity(checkpoint: Checkpoint, settings: Settings, sources: Sequence[Path]) -> dict[str, Any]:
-    """What a run must agree with to be resumed: settings by name, and what is in the files of data and prompts.
+    """Return the data that a run must share with an earlier one to resume it: settings by name, and a hash of the data
+    and prompt files.
 
     Raises:
         InputError: one of them cannot be read.

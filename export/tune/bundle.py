@@ -35,9 +35,9 @@ FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tuned bundle costs and brings, on sequences that were not trained on.
+    """Costs and quality of a tuned bundle, on sequences that were not trained on.
 
-    untuned, tuned: perplexities with all layers. policies: of the tuned bundle.
+    untuned, tuned: perplexities with all layers. policies: figures of the tuned bundle under skip policies.
     """
 
     untuned: float
@@ -86,7 +86,7 @@ def tune_to_bundle(
 
 
 def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str], None], progress: Progress) -> None:
-    """Raises InputError where another run left the tuned model."""
+    """Raise InputError if the tuned model is that of another run."""
     checkpoint = open_checkpoint(source, progress=progress, say=say)
     with built_in() as file:
         same = identity(checkpoint, settings, settings.sources(settings.prompts or file))

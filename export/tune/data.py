@@ -1,4 +1,4 @@
-"""What is trained on: token sequences, each with a prompt that runs through all layers and an answer that may not."""
+"""Training data: token sequences, each with a prompt that runs through all layers and an answer that may skip some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers a model misses least, before it is trained: where routers begin."""
+"""Search for the layers whose loss changes a model least before it is trained. Routers start from them."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ TRAITS = {"takes": "--ratio", "segments": "ffn"}
 
 
 class FeedForward(TrainedPolicy):
-    """Leaves out `ratio` of the blocks of answers. Which of the candidates these are, each prompt decides as it does in
-    the runtime, by the model as it is tuned so far."""
+    """Leaves out `ratio` of the blocks of answers. Each prompt decides which of the candidates these are, as in the
+    runtime, by the model as it is tuned so far."""
 
     feed_forward = True
 

@@ -94,7 +94,7 @@ class First(TrainedPolicy):
         return hard + shifted - shifted.detach()
 
     def penalty(self) -> torch.Tensor:
-        """Of the share that is left out without any shift."""
+        """Return the penalty on the share that the routers leave out without any shift."""
         needed = torch.stack(self._needed)  # [routers, B]
         kept = (needed >= 0.5).float() + needed - needed.detach()
         out = (1 - kept).sum(0) * self._unit / self._layers

@@ -1,4 +1,4 @@
-"""The folder that a run keeps what it has done in, for as long as the run goes on."""
+"""The folder with the results of a run, for as long as the run goes on."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Gates:
         return gated
 
     def _half(self, index: int, out: torch.Tensor) -> torch.Tensor:
-        """What a layer makes of the stream where its feed-forward block has the gate."""
+        """Return a layer's output, with the gate applied to its feed-forward block."""
         before, self._before = self._before, None
         assert before is not None
         if self.watch is not None:

@@ -42,7 +42,7 @@ def read_prompts(path: Path) -> list[Row]:
 
 
 def drawn(tokens: int, temperature: float, seed: int) -> GenerateOptions:
-    """How an answer of up to `tokens` tokens is drawn, whatever the model's makers set."""
+    """Return sampling options for an answer of up to `tokens` tokens, independent of the makers' settings."""
     shaped = {"temperature": temperature, "top_p": TOP_P if temperature > 0 else 1.0, "seed": seed}
     return GenerateOptions(max_tokens=tokens, think=False, **UNSHAPED | shaped)
 
@@ -100,7 +100,7 @@ def exported(source: str | Path, path: Path, progress: Progress, **options: Any)
 
 
 def _later(options: GenerateOptions, by: int) -> GenerateOptions:
-    """The options of the answer `by` places later."""
+    """Return the options of the answer that is `by` rows later."""
     return dataclasses.replace(options, seed=int(options.seed or 0) + by)
 
 
@@ -116,7 +116,7 @@ def _answered(
     found: dict[int, dict[str, Any]] = {}
 
     def prompt(i: int) -> str | None:
-        """What the model is asked; None while it waits for the answer before."""
+        """Return the prompt of a row; None while it waits for the previous answer."""
         asked = rows[i].prompt
         if asked is None or PREVIOUS not in asked:
             return asked or rows[i].text

@@ -1,9 +1,9 @@
-"""What answers need of layers, measured for each of them and guessed from its prompt: what routers choose by.
+"""Layer needs of answers: measured for each layer, and predicted from the prompt. Routers choose by them.
 
-A router that learns through its own hard decisions sees one set of layers for each answer, and hardly moves from where
-it began. So routers are fitted once the adapters are done. Answers are predicted without several sets of units, and
-what an answer loses without each is what explains the losses of the sets best, in the least squares' sense. Ridge
-regression guesses that from what the router sees of the prompt, as strongly as answers that were held back allow.
+A router that learns through its hard decisions sees one set of layers for each answer, and hardly moves from its start.
+So routers are fitted once the adapters are done. Answers are predicted without several sets of units. The loss of an
+answer without each unit is estimated from the losses of the sets by least squares. Ridge regression predicts it from
+the router's view of the prompt; the ridge is chosen on answers that were held out.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ MIN_EXPLAINED = 0.03  # of the variance: less is explained by chance
 
 @dataclass(frozen=True)
 class Needs:
-    """Of N answers and R units.
+    """Needs of N answers for R units.
 
-    costs: nats a token [N, R] that an answer loses without a unit, more than without another one in the mean.
-    seen: [N, R, H], the mean over the prompt of the residual stream that the unit is about to read, divided by its root
-    mean square.
+    costs: nats a token [N, R] that an answer loses without a unit, relative to the mean unit. seen: [N, R, H], the mean
+    over the prompt of the residual stream that the unit is about to read, divided by its root mean square.
     """
 
     costs: NDArray[np.float64]
@@ -55,14 +54,14 @@ class Guess:
     explained: float
 
     def costs(self, seen: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[N, R]."""
+        """Predict the costs [N, R] from `seen` [N, R, H]."""
         guessed: NDArray[np.float64] = np.einsum("nrh,rh->nr", seen, self.weights) + self.bias
         return guessed
 
 
 def measure(network: Network, units: Sequence[Sequence[int]], out: int, batches: Iterable[Tensors]) -> Needs:
-    """What the answers in `batches` lose without each of R units, where `out` of them are left out, 0 < out < R, beside
-    the network's own predictions with all layers.
+    """Measure the loss of the answers in `batches` without each of R units, if `out` of them are left out, 0 < out < R.
+    It is relative to the network's predictions with all layers.
 
     units: the layers of each.
     """
@@ -84,8 +83,8 @@ def measure(network: Network, units: Sequence[Sequence[int]], out: int, batches:
 
 
 def _sets(units: int, out: int) -> NDArray[np.float64]:
-    """[sets, R]: 1 where a set leaves a unit out. All sets where they are few, else those of some draws whose losses
-    say most surely what each unit costs."""
+    """Return the sets of units to leave out [sets, R]: 1 where a set leaves a unit out. All sets if they are few, else
+    those of the draw whose losses determine the cost of each unit best."""
     count = SETS * units
     if math.comb(units, out) <= count:
         every = list(itertools.combinations(range(units), out))
@@ -101,7 +100,7 @@ def _sets(units: int, out: int) -> NDArray[np.float64]:
 
 
 def _watching(units: Sequence[Sequence[int]], batch: Tensors, streams: dict[int, torch.Tensor]) -> Gate:
-    """Leaves nothing out; `streams` takes what each unit's router sees of the prompts, [B, H]."""
+    """Return a gate that leaves nothing out and stores each unit's view of the prompts, [B, H], in `streams`."""
     prompt = batch.prompt.float()[..., None]
     firsts = {layers[0]: unit for unit, layers in enumerate(units)}
 

@@ -71,7 +71,8 @@ class Network:
     def logits(
         self, tensors: Tensors, gate: Gate | None, *, adapted: bool = True, feed_forward: bool = False
     ) -> torch.Tensor:
-        """[N, V] float32 of the answers' tokens, one sequence's after the other's, where `gate` says what is left out.
+        """Return the logits [N, V] float32 of the answers' tokens, one sequence after another; `gate` says what is left
+        out.
 
         adapted: with the adapters; without them and gates it is the model that is tuned. feed_forward: the gates are
         those of feed-forward blocks, not of layers.
@@ -86,7 +87,8 @@ class Network:
             self._gates.gate, self._gates.feed_forward = None, False
 
     def deltas(self) -> dict[str, NDArray[np.float32]]:
-        """What the adapters add to each weight [out, in], by the name that transformers gives the weight."""
+        """Return the product of the adapters that is added to each weight [out, in], by transformers' name of the
+        weight."""
         found = {}
         for name, module in self._peft.base_model.model.named_modules():
             if hasattr(module, "get_delta_weight"):
@@ -140,7 +142,7 @@ def pick_device(asked: str | None) -> str:
 
 
 def fast_bf16(device: str) -> bool:
-    """Whether products in bfloat16 are faster than float32 there."""
+    """True if products in bfloat16 are faster than in float32 on the device."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     return fast_dtype() == torch.bfloat16

@@ -1,4 +1,4 @@
-"""What a policy brings to the training: gates for a step's tokens, and what it wants besides good predictions."""
+"""The training side of a skip policy: gates for a step's tokens, and its terms of the loss besides good predictions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TrainedPolicy(ABC):
     feed_forward = False  # whether it leaves out feed-forward blocks, and not whole layers
 
     def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:  # noqa: B027
-        """Look at the model before the first step; not done again when a run is resumed. What takes long is kept in the
+        """Prepare the policy with the untrained model. A resumed run does not repeat it. Slow results are stored in the
         run's folder."""
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What is trained besides the adapters, by name."""
+        """The parameters that are trained besides the adapters, by name."""
         return {}
 
     def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:  # noqa: B027
@@ -40,7 +40,7 @@ class TrainedPolicy(ABC):
     def gate(self, layer: int, stream: torch.Tensor) -> torch.Tensor | float: ...
 
     def penalty(self) -> torch.Tensor | float:
-        """What is added to the loss of the step that was run."""
+        """Return the term that is added to the loss of the latest step."""
         return 0.0
 
     @abstractmethod
@@ -48,7 +48,7 @@ class TrainedPolicy(ABC):
         """The share of the layers that the answers of the step left out."""
 
     def finish(self, network: Network, batches: Iterable[Tensors]) -> dict[str, float]:
-        """Look at the model after the last step, by these answers; what is worth telling, by name."""
+        """Finish the policy with the trained model and these answers; return figures to report, by name."""
         return {}
 
     def routers(self) -> NDArray[np.float32] | None:

@@ -1,4 +1,5 @@
-"""What tuning writes: a model directory that `edge export` reads, with routers and what they were tuned for."""
+"""Result of tuning: a model directory that `edge export` reads, with routers and the settings that they were tuned
+for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tuned model depends on, and the policies that one may be tuned for."""
+"""Settings of tuning, and the policies that a model may be tuned for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ PRECISIONS = ("auto", "bf16", "fp32")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a tuned model depends on, besides the model.
+    """The settings that a tuned model depends on, besides the model.
 
-    data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
-    training with the data or without any; where there is neither, built-in ones. batch: sequences of a step. length:
-    the maximum of tokens of each. answer, temperature: the maximum of tokens of an answer of the model's own, and what
-    it is drawn at (0: the likeliest tokens). rank: of the adapters. rate: the highest learning rate. loss: distill for
-    the KL divergence from the untouched model, lm for the text's own likelihood, or both, where the model's own answers
-    have the first alone. held: the maximum of sequences that are not trained on, so that figures can be taken on them.
+    data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: those that the model answers
+    itself, for training with the data or without any; where there is neither, built-in ones. batch: sequences of a
+    step. length: the maximum of tokens of each. answer, temperature: the maximum of tokens of an answer that the model
+    generates, and its sampling temperature (0: the most likely tokens). rank: of the adapters. rate: the highest
+    learning rate. loss: distill for the KL divergence from the untouched model, lm for the text's likelihood, or both,
+    where the model's answers have the first alone. held: the maximum of sequences that are not trained on, so that
+    figures can be measured on them.
 
     Of the policy: ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the
     minimum and the maximum of layers that run, of skipdecode. unit: layers that first leaves out together. candidates:
@@ -51,7 +52,7 @@ class Settings:
     penalty: float | None = None
 
     def check(self) -> None:
-        """Raises InputError where a value is out of its range."""
+        """Raise InputError if a value is out of its range."""
         for name, value, minimum in (
             ("--steps", self.steps, 1),
             ("--batch", self.batch, 1),
@@ -72,7 +73,7 @@ class Settings:
 
     @property
     def answering(self) -> bool:
-        """Whether the model's own answers are trained on."""
+        """True if the model is trained on answers that it generates."""
         return self.data is None or self.prompts is not None
 
     def sources(self, own: Path) -> list[Path]:
@@ -80,5 +81,5 @@ class Settings:
         return [*([] if self.data is None else [self.data]), *([own] if self.answering else [])]
 
     def given(self, source: Path) -> bool:
-        """Whether a file of `sources` comes from outside."""
+        """True if a file of `sources` is the given data, and not answers that the model generated."""
         return source == self.data

@@ -32,7 +32,7 @@ STATE = "state.pt"
 
 @dataclass(frozen=True)
 class Step:
-    """Of one step: nats a token, and the share of layers that answers left out."""
+    """Figures of one step: nats a token, and the share of layers that answers left out."""
 
     number: int
     loss: float

@@ -1,4 +1,4 @@
-"""What a person types at a prompt of `edge run`: edited with arrow keys, recalled, several lines at once, pasted."""
+"""Line editor for the prompts of `edge run`: arrow keys, history, input of several lines, and paste."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def _editor() -> ModuleType | None:
 
 
 def _waits(seconds: float = 0) -> bool:
-    """Whether something was typed that nobody has read."""
+    """Wait up to so many seconds for typed input; True if some has not been read."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])

@@ -1,5 +1,5 @@
-"""Which content a model's files have. To read them takes a second for a GB. So it is remembered in the cache folder,
-and holds while the system says that no file has changed since."""
+"""The sha256 of a model's files. Reading them takes a second per GB, so the result is stored in the cache folder. It is
+valid while the system reports no change of the files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Stamps = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Contents:
-    """Of a model at a path: the sha256 of all its files, and what the system said of each when it was read."""
+    """The sha256 of all files of a model, and the size and times that the system reported of each when it was read."""
 
     sha256: str
     stamps: Stamps
@@ -39,9 +39,9 @@ class Contents:
 
 
 def contents_of(given: Path, known: Contents | None = None) -> Contents:
-    """The content of a .gguf file with its other parts, or of a model's folder.
+    """Hash a .gguf file with its other parts, or a model's folder.
 
-    known: what it was before; where no file can have changed since, it is so still.
+    known: an earlier result, which is returned if no file can have changed since.
 
     Raises:
         CheckpointError: a file is none, cannot be read, or changes while it is read.
@@ -71,13 +71,13 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
 
 
 def _files(given: Path) -> list[Path]:
-    """Those that an export reads: of an adapter its base's, too."""
+    """Return the files that an export reads; those of an adapter include its base's."""
     base = local_base(given) if given.is_dir() else None
     return [*_own_files(given), *([] if base is None else _own_files(base))]
 
 
 def _own_files(given: Path) -> list[Path]:
-    """Those of one model, by name. In a folder the weights are safetensors where there are any of these."""
+    """Return the files of one model, by name. If a folder has weights in safetensors, its other weights are omitted."""
     if not given.is_dir():
         return [file for file in parts_of(given) if file.exists()]
     names = []

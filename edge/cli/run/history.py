@@ -1,4 +1,4 @@
-"""What was typed in chats, kept in the cache folder from one session to the next, for its owner alone."""
+"""The history of chat input, stored in the cache folder between sessions. It is private to its owner."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LONGEST = 1 << 16  # characters of a text that is kept
 
 
 class History:
-    """The texts of earlier sessions, the last one last; `add` keeps another.
+    """The texts of earlier sessions, the latest last; `add` stores another.
 
-    Where the folder cannot be read or written, or the file is another user's, there are none, and none are kept.
+    If the folder cannot be read or written, or the file is another user's, it is empty and stores nothing.
     """
 
     def __init__(self) -> None:

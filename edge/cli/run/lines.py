@@ -159,7 +159,7 @@ def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answ
 
 
 def side_by_side(make: Callable[[int], Answer], places: Iterable[int], at_a_time: int) -> Answers:
-    """What `make` makes of each place, in their order, in several threads."""
+    """Call `make` for each place in several threads; yield the results in the order of the places."""
     if at_a_time == 1:
         yield from ((place, make(place)) for place in places)
         return
@@ -277,16 +277,16 @@ def _open_kept(path: Path) -> BinaryIO:
 
 
 class Kept:
-    """Where answers go. Without a file to standard output, each as soon as those before it were.
+    """Output of answers. Without a file, an answer is printed as soon as those of all earlier lines were.
 
-    With a file FILE each answer goes to FILE.part at once, as one line of JSON; `finish` writes FILE whole. A FILE.part
-    that the same command left is taken up: `answers` has what is in it, by place. A device or a pipe gets all answers
-    in the end.
+    With a file FILE, each answer is appended to FILE.part at once, as one line of JSON, and `finish` writes FILE. A
+    FILE.part that the same command left is continued: `answers` has its content, by place. A device or a pipe gets all
+    answers at the end.
 
-    blank: what is written for a blank line, given its place and itself; default: an empty line.
+    blank: returns the text for a blank line, given its place and the line; default: an empty line.
 
     Raises:
-        InputError: FILE cannot be written, or FILE.part is not the same command's.
+        InputError: FILE cannot be written, or FILE.part belongs to another command.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Kept:
             self._printed += 1
 
     def _shown(self, place: int) -> str | None:
-        """What is written for the line at a place; None where it is not answered yet."""
+        """Return the output for the line at a place; None if it is not answered yet."""
         line = self._lines[place]
         if line.strip():
             return self.answers.get(place)

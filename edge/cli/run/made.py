@@ -29,13 +29,13 @@ _USED = dict[str, int]()  # files of bundles that this process uses, which are l
 
 
 def bundles_dir() -> Path:
-    """Where bundles are kept."""
+    """Return the folder of the bundles that `edge run` exports."""
     return cache_dir() / "bundles"
 
 
 def target_of(given: Path, contents: Contents) -> Path:
-    """Where the bundle of a model is kept: its content is part of the name, and the place of its files, but a file that
-    was moved or has another name has the bundle it had."""
+    """Return the path of a model's bundle in the cache. Its name has a hash of the model's content and one of its path.
+    A model that was moved or renamed uses the bundle that it had before."""
     folder = bundles_dir()
     resolved = given.resolve()
     named = given if given.name.strip(".") else resolved
@@ -116,7 +116,7 @@ def _place(bundle: Path) -> str | None:
 
 
 def last_used(bundle: Path) -> float:
-    """Of one that says a time to come, nothing is known."""
+    """Return the time of the last use; 0 if it is unknown, or lies in the future."""
     with contextlib.suppress(OSError):
         if (used := bundle.stat().st_mtime) <= time.time():
             return used

@@ -1,4 +1,4 @@
-"""What ran where, as `edge run --json` states it."""
+"""The execution providers that ran the graphs, for `edge run --json`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 
 def placement(engine: Engine) -> list[dict[str, Any]]:
-    """Which execution provider runs what of the graphs that an engine has opened: the fields of
-    `edge.runtime.costs.record.Placement`. Shares of time among several are those that `edge profile` left here."""
+    """Return the execution providers of the graphs that an engine has opened, and the share that each ran: the fields
+    of `edge.runtime.costs.record.Placement`. Shares of time between several providers are those that `edge profile`
+    stored here."""
     from edge.runtime.costs.curve import stored
     from edge.runtime.profile.placement import of_engine
 

@@ -1,4 +1,4 @@
-"""Where a prompt of `edge run` comes from: standard input, files and the argument, each alone or together."""
+"""The prompt of `edge run`, from standard input, files and the argument, each alone or together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_prompt(prompt: str | None, files: Sequence[Path] | None) -> str | None:
 
 
 def has_piped() -> bool:
-    """Whether something is in a pipe or a file on standard input at this moment."""
+    """True if standard input is a pipe or a file with unread data at this moment."""
     with contextlib.suppress(OSError, ValueError, AttributeError, ImportError):
         import fcntl
         import termios
@@ -69,10 +69,10 @@ def read_lines(file: Path) -> list[str]:
 
 
 def lines_of_input() -> Iterator[tuple[str, str]]:
-    """What errors call each line of standard input, and the line, as they come.
+    """Yield the lines of standard input as they come, each after its name in error messages.
 
     Raises:
-        InputError: one is not UTF-8, or does not end, or there is nothing to read from.
+        InputError: a line is not UTF-8, or has no end, or there is no standard input.
     """
     for number in itertools.count(1):
         name = f"Line {number} of standard input"

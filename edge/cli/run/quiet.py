@@ -21,10 +21,10 @@ ENDING = [getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(sig
 
 
 class Quiet:
-    """While entered, the terminal shows nothing of what is typed, and the next prompt gets it. The terminal is restored
-    at the end, while the program is stopped (Ctrl-Z), and before a signal ends it.
+    """Context manager during which the terminal does not show typed text; the next prompt gets it. The terminal is
+    restored at the end, while the program is stopped (Ctrl-Z), and before a signal ends it.
 
-    edits: whether the prompt has an editor of its own for lines, which takes keys one by one.
+    edits: True if the prompt has a line editor, which reads keys one by one.
     """
 
     def __init__(self, edits: bool) -> None:

@@ -1,5 +1,5 @@
-"""What a name that is no path led to when it was used last: `edge run NAME` then needs no network, and `edge list` says
-what is here."""
+"""Records of the model and bundle that a name led to when it was last used. With a record, `edge run NAME` needs no
+network, and `edge list` shows the models that are here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 120  # characters of a name that a file is called by; of a longer one 
 
 @dataclass(frozen=True)
 class Record:
-    """Where the model of a name lies, and the name of its bundle in the cache, where one was made."""
+    """The path of the model of a name, and the name of its bundle in the cache if one was created."""
 
     name: str
     path: str
@@ -25,7 +25,7 @@ class Record:
 
     @property
     def file(self) -> Path:
-        """Where the record is kept."""
+        """Path of the record."""
         quoted = urllib.parse.quote(self.name, safe="", errors="surrogateescape")
         if len(quoted) > LONGEST:
             quoted = hashlib.sha256(quoted.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How an answer's tokens are chosen, in words for a person."""
+"""The sampling settings of an answer, in words for a person."""
 
 from __future__ import annotations
 

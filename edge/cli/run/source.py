@@ -1,4 +1,4 @@
-"""What `edge run` is given: a bundle, or a model of which a bundle is made first and kept in the cache."""
+"""The argument of `edge run`: a bundle, or a model that is first exported to a bundle in the cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_source(given: str | Path) -> Bundle:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a model is at a path, of which a bundle can be made; BundleError where the path cannot be read."""
+    """True if a model that can be exported is at a path. BundleError if the path cannot be read."""
     try:
         there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
         return there and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
@@ -117,8 +117,7 @@ def _of_files(path: Path, given: str | Path) -> Bundle:
 
 
 def _need_cache() -> bool:
-    """Whether another cache folder than before holds what is made and fetched, for this run alone: the one before
-    cannot be written."""
+    """Use a temporary cache folder for this run if the usual one cannot be written; True if so."""
     import atexit
     import shutil
     import tempfile
@@ -167,7 +166,7 @@ def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
 
 
 def _apart(given: str | Path, work: Callable[..., T], *arguments: object) -> T:
-    """What `work` returns in another process."""
+    """Run `work` in another process and return its result."""
     from edge.children import ChildEnded, call
 
     try:

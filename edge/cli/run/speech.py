@@ -152,10 +152,10 @@ def _temperatures(first: float) -> list[float]:
 
 
 class _Output:
-    """Where segments go, each written through as it comes; leaving it writes the end, also after an error.
+    """Output of segments, each flushed as it comes. Leaving the block writes the format's end, also after an error.
 
-    A file is made, or an earlier transcript in it replaced, when there is a segment, or when the sound was heard to its
-    end without one.
+    A file is created, or an earlier transcript in it replaced, at the first segment, or when the audio ends without
+    one.
     """
 
     def __init__(self, path: Path | None, form: Format, progress: _Progress) -> None:
@@ -242,7 +242,7 @@ def _existing(path: str, flags: int) -> int:
 
 
 class _Progress:
-    """How far a transcription has come: one line on standard error that is drawn again and again, on a terminal."""
+    """Progress of a transcription: one line on standard error that is redrawn, on a terminal."""
 
     def __init__(self) -> None:
         self._duration: float | None = None
@@ -259,7 +259,7 @@ class _Progress:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken so far."""
+        """Seconds since the start."""
         return time.monotonic() - self._begun
 
     def show(self, position: float) -> None:

@@ -1,4 +1,4 @@
-"""What `edge run` shows and hears on a terminal: answers as they come, figures, notes, Ctrl-C."""
+"""Terminal output and signals of `edge run`: answers as they come, figures, notes, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class CtrlC:
 
 
 def colours(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that has colours, and its user wants them (https://no-color.org)."""
+    """True if a stream is a terminal with colours, and its user wants them (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and knows_codes()
 
 
 def knows_codes() -> bool:
-    """Whether terminals here obey control codes."""
+    """True if terminals here obey control codes."""
     return sys.platform == "win32" or os.environ.get("TERM", "") not in ("", "dumb")
 
 

@@ -56,9 +56,10 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
 
 
 def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
-    """How many of a file's lines are answered at a time, each by a thread of its own: they wait for each other far less
-    than threads that share a step's products do. Under a memory limit and with layers left out one after the other, by
-    all threads: the one has room for one line, the other decides line by line what the engine runs."""
+    """Return the number of a file's lines that are answered at a time, each by one thread. Such threads wait for each
+    other far less than threads that share a step's products. The result is 1, with all threads on one line, under a
+    memory limit, which has room for one line, and with a skip policy, which decides line by line what the engine
+    runs."""
     from edge.runtime.providers.threads import check_threads, default_threads
     from edge.runtime.skip import OFF
 

@@ -1,7 +1,7 @@
-"""Lines of running text that break at words on a terminal, while the text still comes.
+"""Word wrap for text that is still being generated, on a terminal.
 
-Rows of code and of tables stay as they are, for who copies them, and so does a word longer than a line. Between the
-characters of Chinese and Japanese a line may break but for punctuation (UAX 14, classes CL, EX, NS and OP).
+Rows of code and of tables stay as they are, so that they can be copied, and so does a word longer than a line. Between
+the characters of Chinese and Japanese a line may break, except at punctuation (UAX 14, classes CL, EX, NS and OP).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ JOINER = "\u200d"  # of emoji that are one
 
 
 class Wrapped:
-    """Text that gets line ends of its own where it would not fit. What is written is held back until it is known where
-    it goes: the rest of a word; `end` writes that.
+    """Writer that adds line ends where text would not fit. Text is delayed until its line is known: the rest of a word;
+    `end` writes that.
 
-    write: where the text goes. width: the columns that there are, asked whenever something is written.
+    write: receives the text. width: returns the number of columns, at each write.
     """
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
@@ -41,7 +41,7 @@ class Wrapped:
         self._flush()
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Write the rest of the text."""
         self._place()
         self._flush()
 
@@ -84,7 +84,7 @@ class Wrapped:
             self._flows = True
 
     def _may_break(self, character: str) -> bool:
-        """Whether a line may end before this character, where no blank is."""
+        """True if a line may end before this character without a blank."""
         before = self._word[-1:]
         if not before or not (_is_ideograph(character) or _is_ideograph(before)):
             return False
@@ -110,7 +110,7 @@ class Wrapped:
         self._blank = self._word = ""
 
     def _is_code(self, character: str) -> bool:
-        """Whether the first character of a line, after blanks, begins one of a table or of code."""
+        """True if the first character of a line, after blanks, begins a line of a table or of code."""
         blank = self._line[:-1]
         if blank.strip() or self._word:
             return False
@@ -137,7 +137,7 @@ def fold(text: str, width: int) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns a text takes."""
+    """Return the number of columns that a text needs."""
     if not text or max(text) < COMBINING:
         return len(text)
     from rich.cells import cell_len  # 15 ms
@@ -151,7 +151,7 @@ def _wrapped(column: int, width: int) -> int:
 
 
 def _is_ideograph(character: str) -> bool:
-    """Whether a character is of a script that is written without blanks in wide characters: Korean has blanks."""
+    """True if a character is wide and its script is written without blanks. Korean has blanks."""
     if character < "\u1100" or "\uac00" <= character <= "\ud7a3":
         return False
     return unicodedata.east_asian_width(character) in ("W", "F")

@@ -55,11 +55,11 @@ class Described:
 
 
 def method_of(root: Path, config: Mapping[str, Any]) -> Described | None:
-    """How a folder says that its weights are quantized, in config.json (`config`) or next to it; None where it does
-    not.
+    """Return the quantization method that a folder states, in config.json (`config`) or next to it; None if it states
+    none.
 
     Raises:
-        CheckpointError: by a method that is not known here, or in a way that is not.
+        CheckpointError: the method is not known here, or is described in an unknown form.
     """
     path, said, default = root / "config.json", _field(config), None
     if said is None:
@@ -114,7 +114,7 @@ def matrices_of(stored: Mapping[str, Stored], described: Described | None, root:
 
 
 def _refuse_left(found: Mapping[str, Tensor], described: Described | None, root: Path) -> None:
-    """CheckpointError where there are still tensors that a quantizer, or an adapter that was not merged, has left."""
+    """Raise CheckpointError if tensors of a quantizer, or of an adapter that was not merged, are left."""
     for name, tensor in found.items():
         if not isinstance(tensor, Stored):
             continue

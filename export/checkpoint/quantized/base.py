@@ -29,7 +29,7 @@ class Method(Protocol):
     module's ``weight`` is one of them where any other is there."""
 
     def check(self, settings: Settings) -> None:
-        """CheckpointError where these settings are not known here."""
+        """Raise CheckpointError if these settings are not known here."""
         ...
 
     def matrix(self, module: str, parts: Parts, settings: Settings) -> Tensor:
@@ -42,7 +42,7 @@ class Method(Protocol):
 
 
 class Settings:
-    """What a configuration says of the quantizer; each value is asked for with the type that it must have."""
+    """The quantizer's settings in a configuration. Each value is checked to have the type that is asked for."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, called: str) -> None:
         self.values, self.path, self.called = values, path, called

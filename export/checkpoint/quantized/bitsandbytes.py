@@ -40,7 +40,7 @@ MOST_STATE = 1 << 16  # bytes of what is said of a tensor
 
 
 def check(settings: Settings) -> None:
-    """Its tensors say which of its forms they have."""
+    """Accept all settings: the tensors show which form they have."""
 
 
 def matrix(module: str, parts: Parts, settings: Settings) -> Integers | _Table:

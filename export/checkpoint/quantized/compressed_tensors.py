@@ -111,7 +111,7 @@ def _groups(settings: Settings) -> Iterator[Mapping[str, Any]]:
 
 
 def _weights(settings: Settings) -> Iterator[Mapping[str, Any]]:
-    """What each group of modules says of weights."""
+    """Yield the settings for weights of each group of modules."""
     for group in _groups(settings):
         if isinstance(weights := group.get("weights"), Mapping):
             yield weights
@@ -123,7 +123,7 @@ def _numbers(settings: Settings, key: str) -> list[int]:
 
 
 def _group(where: Stored, scale: Stored, settings: Settings, rows: int, columns: int) -> int:
-    """How many columns share a scale; CheckpointError where the scales' shape does not fit."""
+    """Return the number of columns that share a scale; CheckpointError if the scales' shape does not fit."""
     if rows and columns:
         if scale.tensor.numel() == 1 or scale.shape in ((rows, 1), (rows,)):
             return columns

@@ -61,9 +61,9 @@ def stacks(
     *,
     scaled: bool,
 ) -> EncoderDecoder:
-    """Both halves, with embeddings, final norms and the head.
+    """Return an encoder-decoder of T5's layers, with embeddings, final norms and the head.
 
-    attention: makes an encoder layer's. scaled: what the head reads is divided by the square root of its width.
+    attention: builds an encoder layer's attention. scaled: the head's input is divided by the square root of its width.
     """
     heads, eps = config.num_heads, config.layer_norm_epsilon
     readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]
@@ -92,7 +92,7 @@ def stacks(
 
 
 class SelfAttention(EncoderAttention):
-    """An encoder layer's, by T5's names."""
+    """Self-attention of an encoder layer, by T5's names."""
 
     def __init__(self, config: Any, weights: Weights, i: int):
         super().__init__(weights, f"encoder.block.{i}.layer.0.SelfAttention", config.num_heads, SCALE, names=PROJ)
@@ -188,7 +188,8 @@ def bias_values(
 
 
 def gguf_config(m: Metadata) -> dict[str, Any]:
-    """What llama.cpp's graph of T5 computes: the reach of distances and the activations are not in the file."""
+    """Return the configuration of llama.cpp's graph of T5. The maximum distance and the activations are not in the
+    file."""
     gated, tied = m.has("enc.blk.0.ffn_gate.weight"), not m.has("output.weight")
     layers, heads = m.size("block_count"), m.size("attention.head_count")
     return {

@@ -83,14 +83,15 @@ def residual_norm(config: T5GemmaModuleConfig, weights: Weights, name: str) -> R
 
 
 def residual(config: T5GemmaModuleConfig, weights: Weights, layer: str, name: str, block: nn.Module) -> Residual:
-    """A block between its norms."""
+    """Return a residual block between its norms."""
     after = RMSNorm(weights, f"{layer}.post_{name}_layernorm", config.rms_norm_eps, offset=NORM_OFFSET)
     return Residual(residual_norm(config, weights, f"{layer}.pre_{name}_layernorm"), block, after)
 
 
 @dataclass(frozen=True)
 class Places:
-    """What the encoder's layers know of places: the tokens' rotations, and which scores lie out of the window."""
+    """Position data of the encoder's layers: the tokens' rotations, and a bias that blocks scores outside the
+    window."""
 
     positions: Value  # [1, T]
     rotations: tuple[Value, Value]
@@ -98,7 +99,7 @@ class Places:
 
 
 class EncoderPlaces(nn.Module):
-    """Makes them of the token ids."""
+    """Module that computes `Places` from the token ids."""
 
     def __init__(self, config: T5GemmaModuleConfig, weights: Weights, max_context: int):
         super().__init__()
@@ -181,9 +182,9 @@ def decoder_layer(config: T5GemmaModuleConfig, weights: Weights, i: int) -> Deco
 
 
 class DecoderWindow(nn.Module):
-    """What is added to the scores of sliding layers: the host's bias, and what blocks keys out of the window.
+    """Bias for the scores of sliding layers: the host's bias, and a term that blocks keys outside the window.
 
-    Attention's own window counts rows of the cache, and the branches of a tree have rows of the same position.
+    Attention's window counts rows of the cache, and the branches of a tree have rows of the same position.
     """
 
     def __init__(self, window: int, layers: list[int]):
@@ -225,7 +226,7 @@ class GroupedCrossAttention(CrossAttention):
 
 
 def block(op: Lowering, where: Value) -> Value:
-    """What is added to the scores: nothing, or so much that `where` is blocked."""
+    """Return a bias for scores: 0, or a large negative number where `where` is true."""
     return op.Where(where, scalar(op, "blocked", float(BLOCKED)), scalar(op, "open", 0.0))
 
 

@@ -31,7 +31,8 @@ def encoder_decoder(config: Any, weights: Weights, max_context: int) -> EncoderD
 
 
 class Distances(nn.Module):
-    """Which column [T, T] of a layer's table holds the bias of each key for each query."""
+    """Module that computes the index [T, T] of the column in a layer's table with the bias of each key for each
+    query."""
 
     def __init__(self, config: Any):
         super().__init__()
@@ -42,7 +43,7 @@ class Distances(nn.Module):
 
 
 class BiasedAttention(t5.SelfAttention):
-    """T5's, with a table [H, distances] of its own."""
+    """T5's self-attention of an encoder layer, with a separate table [H, distances]."""
 
     def __init__(self, config: Any, weights: Weights, i: int):
         super().__init__(config, weights, i)

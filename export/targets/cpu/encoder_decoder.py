@@ -73,5 +73,5 @@ def build_encoder_decoder(
 
 
 def _is_precise(module: nn.Module) -> bool:
-    """Whether it is a product that reads rows in 16 bits."""
+    """True if it is a product that reads rows in 16 bits."""
     return isinstance(module, Linear) and isinstance(module.stored, StoredRows) and module.stored.precise

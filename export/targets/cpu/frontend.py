@@ -93,7 +93,7 @@ def waves() -> NDArray[np.float64]:
 
 
 def kept() -> NDArray[np.bool_]:
-    """Of the cosines and sines, those that are not zero everywhere: [402]."""
+    """Mask of the cosines and sines that are not zero everywhere: [402]."""
     sines = np.arange(FRAME // 2 + 1) % (FRAME // 2) > 0
     return np.concatenate([np.ones_like(sines), sines])
 

@@ -53,7 +53,8 @@ def _attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _rotated(node: ir.Node) -> int:
-    """How many channels of a head an attention node turns by position: pairs of one from each half of them."""
+    """Return the number of channels of a head that an attention node rotates by position. A pair has one channel from
+    each half of them."""
     table = node.inputs[COSINES] if len(node.inputs) > COSINES else None
     if table is None or table.shape is None:
         return 0
@@ -63,7 +64,8 @@ def _rotated(node: ir.Node) -> int:
 
 
 def largest_of(engine: Engine, windows: Iterable[NDArray[np.int64]]) -> list[Largest]:
-    """What `write_kv8` is given, from texts [S] that run through the decoder's graph."""
+    """Return the largest keys and values of each layer for `write_kv8`, from texts [S] that run through the decoder's
+    graph."""
     found = [no_rows(layer.heads, layer.head_dim) for layer in engine.bundle.manifest.kv.layers]
     rotated = [_rotated(node) for node in _attentions(ir.load(engine.bundle.path(DECODER)).graph)]
     cache = engine.new_cache()
@@ -77,13 +79,12 @@ def largest_of(engine: Engine, windows: Iterable[NDArray[np.int64]]) -> list[Lar
 
 
 def no_rows(heads: int, dim: int) -> Largest:
-    """The largest of no keys and values."""
+    """Return the initial largest keys and values, of no rows."""
     return np.zeros((heads, dim), np.float32), np.zeros((heads, dim), np.float32)
 
 
 def take_largest(found: Largest, key: NDArray[np.float32], value: NDArray[np.float32], turned: int) -> None:
-    """Take the rows of keys and values [heads, S, D] into what was found of others, of which `turned` channels of a
-    key are rotated."""
+    """Update the largest keys and values with rows [heads, S, D]. The first `turned` channels of a key are rotated."""
     rows = np.abs(key)
     pairs = np.hypot(rows[..., : turned // 2], rows[..., turned // 2 : turned])
     rows[..., :turned] = np.concatenate([pairs, pairs], -1)
@@ -92,7 +93,7 @@ def take_largest(found: Largest, key: NDArray[np.float32], value: NDArray[np.flo
 
 
 class _Shared:
-    """What the branches of all layers read: how many rows there are, and whether the step is a large one."""
+    """Values that the branches of all layers read: the number of rows, and a flag for a large step."""
 
     def __init__(self, graph: ir.Graph) -> None:
         inputs = {value.name: value for value in graph.inputs}

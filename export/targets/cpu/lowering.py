@@ -24,7 +24,7 @@ BIAS = 5  # which input of MultiHeadAttention is added to its scores
 
 
 class CPU(Lowering):
-    """See `Lowering`; where a docstring stands here it says why it is this operator."""
+    """The CPU's `Lowering`. Docstrings here say why it uses an operator."""
 
     domains: ClassVar = {DOMAIN: VERSION}
 
@@ -80,7 +80,7 @@ class CPU(Lowering):
         softcap: float | None,
         norms: HeadNorms | None,
     ) -> tuple[Value, Value, Value]:
-        """It takes query, key and value apart itself, which costs nothing. It has inputs for norms of queries and keys,
+        """Use one operator, which splits query, key and value at no cost. It has inputs for norms of queries and keys,
         but not on the CPU."""
         if heads.dim % 8:
             raise ExportError(f"The model's heads are {heads.dim} wide; onnxruntime's attention takes multiples of 8.")
@@ -178,7 +178,8 @@ class CPU(Lowering):
 
     @staticmethod
     def keeps_scores(node: ir.Node) -> bool:
-        """onnxruntime works in blocks where nothing is added to the scores."""
+        """True for attention with a bias, or a Softmax node. Without a bias onnxruntime computes attention in
+        blocks."""
         biased = node.op_type == "MultiHeadAttention" and len(node.inputs) > BIAS and node.inputs[BIAS] is not None
         return biased or node.op_type == "Softmax"
 

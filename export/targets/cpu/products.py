@@ -40,8 +40,8 @@ class Rounded:
 
 
 def rounded(op: CPU, x: Value, step: float | None, precise: bool) -> Rounded:
-    """x [1, S, K] in steps of `step`, or each row in its own, so that no row depends on another. precise: with the
-    rest, where rows have their own.
+    """Round x [1, S, K] in steps of `step`; None: each row in its own step, so that no row depends on another. precise:
+    with the rest, if rows have separate steps.
 
     A row of zeros stays one: whatever 0 / 0 is rounded to is multiplied by 0.
     """
@@ -70,7 +70,7 @@ def shared(op: CPU, x: Value, matrices: Sequence[Linear]) -> Value | Rounded:
 
 
 def product(op: CPU, x: Value | Rounded, matrix: Linear) -> Value:
-    """In floating point, in integer blocks, or in int8 for many rows."""
+    """Multiply x with a stored matrix in floating point, in integer blocks, or in int8 for many rows."""
     stored = matrix.stored
     if isinstance(stored, StoredRows):
         return _of_rows(op, x if isinstance(x, Rounded) else rounded(op, x, stored.step, stored.precise), matrix)

@@ -30,7 +30,7 @@ Values = MutableMapping[ir.Value, ir.Value]  # of the whole graph, to those of t
 
 
 def write_skip(writer: BundleWriter, manifest: Manifest, unit: int | str) -> Manifest:
-    """Write the graph next to the decoder's, which was written before; the manifest with it.
+    """Write the graph next to the decoder's, which was written before, and return the manifest with it.
 
     unit: layers of each unit between the first and the last, or "ffn" for half-layers.
 
@@ -155,7 +155,7 @@ def _add(graph: ir.Graph, number: int, unit: _Unit, outside: Values) -> Values:
 
 
 def _counts(node: ir.Node) -> bool:
-    """Whether a node depends on inputs that each unit has by itself."""
+    """True if a node depends on inputs that each unit has separately."""
     given = [value for value in node.inputs if value is not None]
     makers = [value.producer() for value in given]
     return any(value.name in OWN for value in given) or any(_counts(maker) for maker in makers if maker is not None)

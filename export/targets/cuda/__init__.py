@@ -118,7 +118,7 @@ def written(graph: ir.Graph) -> bytes:
 
 
 def finish_target(target: DeviceTarget, writer: BundleWriter, quality: dict[str, float]) -> None:
-    """Leave out the form that was checked."""
+    """Remove the form of the graphs that was only for the check, and write `target.json`."""
     for path in (writer.staging / f"targets/{target.name}").glob(f"{CHECKED}*"):
         path.unlink()
     activations = next(name for name in TYPES if _checked(name) == target.activations)
@@ -134,7 +134,7 @@ def _checked(activations: str) -> str:
 
 
 class _Nowhere:
-    """Where tensors go that nobody keeps."""
+    """Tensor writer that discards its tensors."""
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
         return TensorSpan(0, array.nbytes)

@@ -29,10 +29,10 @@ HEAD_MULTIPLE = 8  # that flash attention takes heads of
 
 
 class CUDA(CPU):
-    """See `Lowering`. dtype: of activations, keys and values: float16 or bfloat16.
+    """CUDA's `Lowering`. dtype: of activations, keys and values: float16 or bfloat16.
 
-    substitutes: write forms that the CPU's provider runs as well, where CUDA has one that is faster: for checks without
-    a GPU, for which `dtype` may be float32.
+    substitutes: write forms that the CPU's provider also runs, where CUDA has a faster one: for checks without a GPU,
+    for which `dtype` may be float32.
     """
 
     caches = False
@@ -95,7 +95,7 @@ class CUDA(CPU):
         return stored.weight.dtype if isinstance(stored, StoredFloat) else stored.scales.dtype
 
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:
-        """All of it: to an operator the total length is what the caches have room for."""
+        """Return x itself: for CUDA's operators the total length is the capacity of the caches."""
         return x
 
     def attention(
@@ -141,7 +141,7 @@ class CUDA(CPU):
         return self.fused.GroupQueryAttention(*inputs, _outputs=3, **attributes)
 
     def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
-        """As the CPU's; Pad has no form for bfloat16."""
+        """Convolve as the CPU's `convolution` does, without Pad, which does not support bfloat16."""
         assert weight.shape is not None
         rows = weight.shape[0]
         assert isinstance(rows, int), "weights have sizes"
@@ -151,7 +151,7 @@ class CUDA(CPU):
         return self.Add(self.MatMul(self.Concat(*taps, axis=2), weight), bias)
 
     def cross_keys_values(self, key: Value, value: Value, *, heads: int, long_input: bool) -> tuple[Value, Value]:
-        """Both [1, heads, T, dim]."""
+        """Return keys and values, both [1, heads, T, dim]."""
         return super().cross_keys_values(key, value, heads=heads, long_input=False)
 
     def cross_attention(

@@ -1,4 +1,4 @@
-"""A model's weights as its graphs for CUDA take them."""
+"""A model's weights in the form of its graphs for CUDA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCABULARY = {"embedding", "head"}  # groups whose floats are float16 even where
 
 
 class CUDAWeights(Weights):
-    """See `Weights`: floats and scales in the type of activations, in a file of their own."""
+    """CUDA's `Weights`: floats and scales in the type of activations, in a separate file."""
 
     def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight], file: Tensors, dtype: ir.DataType) -> None:
         super().__init__(source, matrices, file)

@@ -44,13 +44,13 @@ def in_blocks(weight: Floats, moment: Floats) -> Blocks:
 
 
 def _search(weight: Floats, weights: Floats, form: Format) -> tuple[Floats, Floats]:
-    """See `edge.export.quantize.solve.search`: of all steps the one with the least squared error."""
+    """Search as `edge.export.quantize.solve.search` does: of all steps, the one with the least squared error."""
     scales = np.concatenate([_search_rows(weight[i : i + ROWS], weights) for i in range(0, len(weight), ROWS)])
     return scales, np.full_like(scales, 2 ** (BITS - 1))
 
 
 def _scale(rows: Floats) -> Floats:
-    """Of each output: with the largest step nothing is cut."""
+    """Return the scale of each output, with which the largest step clips no weight."""
     largest = np.maximum(np.abs(rows).max(axis=1), np.float32(SMALLEST))
     return largest / np.float32((2 ** (BITS - 1) - 1) * STEPS)
 

@@ -12,7 +12,8 @@ from edge.targets import SOCS, Compiled, Soc, Target
 
 
 def socs_of(names: Sequence[str]) -> list[Soc]:
-    """Each once. InputError where a name is unknown, or where there are names, and no compiler is installed."""
+    """Return the chips of these names, without duplicates. InputError if a name is unknown, or if there are names and
+    no compiler is installed."""
     for name in names:
         if name not in SOCS:
             known = ", ".join(f"{soc.name} ({soc.sold_as})" for soc in SOCS.values())

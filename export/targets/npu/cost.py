@@ -1,4 +1,4 @@
-"""What a step of a graph costs any device: counted in the graph itself."""
+"""Cost of a step of a graph on any device, counted in the graph itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.targets import Cost
 
 
 def multiply_adds(graph: ir.Graph) -> int:
-    """Of the products of a float graph, whose shapes are all known: matrices and convolutions."""
+    """Count the multiply-adds of a float graph whose shapes are all known: of matrix products and convolutions."""
     found = 0
     for node in graph:
         if node.op_type in {"Gemm", "MatMul", "Conv"}:
@@ -27,7 +27,7 @@ def multiply_adds(graph: ir.Graph) -> int:
 
 
 def cost_of(graph: ir.Graph, products: int) -> Cost:
-    """Of a graph in integers. products: of it in floats."""
+    """Return the cost of a graph in integers. products: the multiply-adds of its float form."""
     kv = [value for value in graph.inputs if name_of(value).startswith((PAST, CROSS))]
     rest = [value for value in (*graph.inputs, *graph.outputs) if value not in kv]
     weights = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)

@@ -35,7 +35,7 @@ DECODER, ENCODER = "decoder", "encoder"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph is made for: tokens of a step, rows of them that have logits, and rows of the cache."""
+    """The sizes of a graph: tokens of a step, rows of them that have logits, and rows of the cache."""
 
     size: int
     rows: int
@@ -137,7 +137,7 @@ class StaticModel:
 
     @property
     def mask_heads(self) -> int:
-        """Of masks: one for all heads, or each its own."""
+        """The heads of a mask: 1 for all heads together, or the number of heads."""
         return 1 if self.biases is None else len(self.biases[0])
 
     @staticmethod

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class NPU(Lowering):
-    """See `Lowering`. size: the tokens of a step, or of an encoder's input. source_mask: what is added to the scores of
-    an encoder's attention [1, 1 or heads, T, T], None for sound, which is heard whole, or of a decoder's to its output
-    [1, 1, 1, T]. bias_apart: a product's bias is added after it. tables [P, W]: of positions, whose rows the host
-    gives, by the inputs that take them."""
+    """The NPU's `Lowering`. size: the tokens of a step, or of an encoder's input. source_mask: a term in the scores of
+    an encoder's attention [1, 1 or heads, T, T], None for audio, all of which is attended to; or of a decoder's
+    attention to the encoder's output [1, 1, 1, T]. bias_apart: a product's bias is added after it. tables [P, W]: of
+    positions, by the inputs through which the host gives their rows."""
 
     domains: ClassVar = {}
     caches = False
@@ -164,7 +164,7 @@ class NPU(Lowering):
         return x if scale == 1 else self.Mul(x, scalar(self, "scale", scale))
 
     def _rows_for_heads(self, table: Value, positions: Value) -> Value:
-        """Those of `table_rows` as [1, S, 1, W], made once in a graph."""
+        """Return the rows of `table_rows` as [1, S, 1, W], computed once in a graph."""
         name = f"{table.name}.heads"
         if name not in self._given:
             self._given[name] = self.Reshape(self.table_rows(table, positions), [1, self.size, 1, _size(table, 1)])
@@ -173,14 +173,14 @@ class NPU(Lowering):
     def full_attention(
         self, query: Value, key: Value, value: Value, bias: Value | None, *, heads: int, scale: float
     ) -> Value:
-        """Of an encoder, whose bias is part of the mask."""
+        """Compute an encoder's attention, whose bias is part of the mask."""
         assert bias is None
         query, key, value = (self.Reshape(part, [1, self.size, heads, -1]) for part in (query, key, value))
         key, value = self.Transpose(key, perm=[0, 2, 3, 1]), self.Transpose(value, perm=[0, 2, 1, 3])
         return self._attend(query, key, value, scale)
 
     def cross_keys_values(self, key: Value, value: Value, *, heads: int, long_input: bool) -> tuple[Value, Value]:
-        """Both [1, T, heads, dim], which the host turns."""
+        """Return keys and values, both [1, T, heads, dim], which the host transposes."""
         key, value = (self.Reshape(part, [1, self.size, heads, -1]) for part in (key, value))
         return key, value
 
@@ -191,7 +191,8 @@ class NPU(Lowering):
         return self._attend(self.Reshape(query, [1, -1, heads, _size(key, 2)]), key, value, scale)
 
     def _attend(self, query: Value, key: Value, value: Value, scale: float) -> Value:
-        """Of queries [1, S, heads, dim] to all that a mask of the source lets them see: [1, S, heads * dim]."""
+        """Attend from queries [1, S, heads, dim] to all keys that the source's mask lets through: [1, S, heads *
+        dim]."""
         if scale != 1:
             query = self.Mul(query, scalar(self, "scale", scale))
         scores = self.MatMul(self.Transpose(query, perm=[0, 2, 1, 3]), key)

@@ -54,7 +54,7 @@ def _places(graph: ir.Graph) -> Iterator[tuple[str, int]]:
 
 
 def _part(model: ir.Model, begin: str | None, end: str | None) -> ir.Model:
-    """What is computed after the value `begin`, up to the value `end`. `model` itself is changed."""
+    """Cut the part of a graph after the value `begin` and up to the value `end`. `model` itself is changed."""
     graph = model.graph
     values = {name_of(value): value for node in graph for value in node.outputs}
     places = {name: i for i, name in enumerate(values)}

@@ -1,4 +1,4 @@
-"""What the products of a float graph read while it runs over a calibration text, and weights in 4 bits for that."""
+"""Inputs of a float graph's products, recorded over a calibration text, and weights rounded to 4 bits for them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Products:
         self._files = {name: (folder / f"{graph.name}-{i}.rows").open("w+b") for i, name in enumerate(self._readers)}
 
     def keep(self, made: Mapping[str, NDArray[Any]]) -> None:
-        """What was read, of the outputs of a run."""
+        """Store the inputs of the products, from the outputs of a run."""
         for name, file in self._files.items():
             file.write(made[name].tobytes())
 
     def solve(self, progress: Callable[[int, int, str], None]) -> dict[str, Blocks]:
-        """The weights in 4 bits, by name."""
+        """Return the weights in 4 bits, by name."""
         made: dict[str, Blocks] = {}
         for i, (name, weights) in enumerate(self._readers.items()):
             progress(i, len(self._readers), "rounding the target's weights to 4 bits")

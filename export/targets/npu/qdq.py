@@ -36,7 +36,7 @@ Uses = Sequence[tuple[ir.Node, int]]  # nodes, and which of their inputs
 
 @dataclass(frozen=True)
 class Grid:
-    """What values are rounded to: ``scale * (q - zero)``."""
+    """The grid that values are rounded to: ``scale * (q - zero)``."""
 
     scale: NDArray[np.float32]
     zero: NDArray[np.int8] | NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.int16] | NDArray[np.int32]
@@ -56,7 +56,7 @@ def kv_grid(found: Range) -> Grid:
 
 
 def check_operators(graph: ir.Graph) -> None:
-    """ExportError where an operator of the graph is not known to the NPU."""
+    """Raise ExportError if the NPU does not know an operator of the graph."""
     others = sorted({node.op_type for node in graph} - MOVES - COMPUTES)
     if others:
         raise ExportError(f"The model's graph has operators that edge does not write for NPUs: {', '.join(others)}.")
@@ -213,7 +213,8 @@ class _Quantizer:
             node.replace_input_with(i, made)
 
     def _product(self, node: ir.Node, matrix: str, blocks: Blocks) -> None:
-        """With a weight in blocks. It is a MatMul: a Gemm with blocks the simulator computes wrongly."""
+        """Quantize a product whose weight is in blocks. It becomes a MatMul, because the simulator computes a Gemm with
+        blocks wrongly."""
         name = f"{matrix}.int4"
         if name not in self.constants:
             grid = Grid(blocks.scale, np.zeros(blocks.scale.shape, np.uint8))

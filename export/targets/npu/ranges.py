@@ -63,7 +63,7 @@ def measure(
 
 
 def measure_pairs(model: StaticModel, pairs: Sequence[Pair], folder: Path, progress: Progress) -> Measured:
-    """The same of an encoder and of its decoder, over texts and what the model makes of them."""
+    """Measure an encoder and its decoder as `measure` does, over texts and the model's answers to them."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         masks = MASKS if model.features is None else OF_STEPS  # all of a sound is heard
         encoder = _Watched(model.build_encoder(), Path(temporary) / "encoder.onnx", masks)
@@ -145,7 +145,7 @@ class _Watched:
         self._lows, self._highs = np.full(len(values), np.inf), np.full(len(values), -np.inf)
 
     def run(self, given: Arrays) -> dict[str, NDArray[Any]]:
-        """The outputs, by name."""
+        """Run the graph and update the ranges; return the outputs by name."""
         made = dict(zip(self._outputs, self.session.run(dict(given)), strict=True))
         self._lows = np.minimum(self._lows, made["lows"])
         self._highs = np.maximum(self._highs, made["highs"])
@@ -155,7 +155,7 @@ class _Watched:
 
     @property
     def ranges(self) -> Ranges:
-        """What was seen so far."""
+        """The ranges of the runs so far."""
         found = zip(self._names, self._lows, self._highs, strict=True)
         return {name: (float(low), float(high)) for name, low, high in found}
 
@@ -166,7 +166,8 @@ class _Watched:
         return max((ranges[name][1] - ranges[name][0] for name in self._scores), default=0.0)
 
     def masked(self, masked: float, bias: float) -> Ranges:
-        """What would have been seen if masks had added `masked` instead. bias: the smallest that is part of a mask."""
+        """Return the ranges that the same runs would have if masks had added `masked` instead. bias: the smallest that
+        is part of a mask."""
         ranges = self.ranges
         for name in map(name_of, self._masks):
             ranges[name] = masked + bias, ranges[name][1]

@@ -28,7 +28,8 @@ WRITERS = (".o_proj.weight", ".o_proj.bias", ".down_proj.weight", ".down_proj.bi
 
 
 class NPUWeights(Weights):
-    """See `Weights`; nothing is written, and no two matrices are packed: each output has a scale of its own."""
+    """The NPU's `Weights`: nothing is written, and no two matrices are packed, because each output has a separate
+    scale."""
 
     def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight]) -> None:
         self._source, self._matrices = source, matrices
