@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import edge
 from edge.bundle import Bundle
 from edge.runtime.decode import beam
-from edge.runtime.engine.engine import Likeliest
+from edge.runtime.engine.want import Ranked
 from edge.runtime.kernels.library import DOMAIN, VARIABLE, Kernels, find_kernels
 from edge.runtime.kernels.nodes import LIKELIEST, LOGITS
 from edge.runtime.largest import largest_of_each
@@ -46,8 +46,8 @@ def session(kernels: Kernels, threads: int | None = None) -> ort.InferenceSessio
     return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
-def found(run: ort.InferenceSession, logits: NDArray[np.float32], count: int) -> Likeliest:
-    return Likeliest(*run.run(None, {LOGITS: logits[None], "count": np.array([count], np.int64)}))
+def found(run: ort.InferenceSession, logits: NDArray[np.float32], count: int) -> Ranked:
+    return Ranked(*run.run(None, {LOGITS: logits[None], "count": np.array([count], np.int64)}))
 
 
 def some_logits(width: int, rows: int = 5) -> NDArray[np.float32]:

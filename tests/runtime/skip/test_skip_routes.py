@@ -231,6 +231,7 @@ def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(qu
     engine = open_engine(quantized[0], skip="ffn:token=0.34", context=256, kv=kv)
     assert engine.routes is not None and isinstance(engine.routes.policy, ByToken)
     plain = routed(quantized[0], halves=True, context=256, **({"role": KV8, "kv": INT8} if kv == "int8" else {}))
+    assert plain.routes is not None
     policy, rng = engine.routes.policy, np.random.default_rng(7)
     a, b, prompt = engine.new_cache(), plain.new_cache(), rng.integers(3, 300, 48)
     a.prompt = len(prompt)
@@ -246,7 +247,7 @@ def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(qu
         assert engine.routes.layers_run(a) == LAYERS * size - (~ran).sum() / 2
         for i in range(size):
             route = tuple(int(unit) for unit in np.flatnonzero(ran[:, i]))
-            with plain.through(b, route):
+            with plain.routes.through(b, route):
                 assert np.array_equal(plain.step(b, tokens[i : i + 1])[0], found[i]), (size, i)
             of_candidates = ran[policy.candidates, i]
             assert of_candidates[0] and (np.diff(of_candidates.astype(int)) <= 0).all(), "all behind the first one"
