@@ -13,6 +13,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from imports_of import import_graph, imports
 from places import ROOT
 
 from edge.bundle import Bundle
@@ -47,26 +48,6 @@ OURS = {"edge.cli", "edge.profile"}
 HEAVY = set(pyproject()["tool"]["importlinter"]["contracts"][0]["forbidden_modules"]) - OURS  # type: ignore[index]
 
 
-def imports(file: Path, *, at_import_time: bool, for_types: bool = True) -> Iterator[str]:
-    """The absolute names of the modules that a file imports; all of them, those that importing it imports, or those
-    that it ever imports, without those for type checkers."""
-    waiting: list[ast.AST] = [ast.parse(file.read_text())]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} imports relatively; imports are absolute here"
-            yield from (f"{node.module}.{name.name}" for name in node.names)
-        if at_import_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        runs = at_import_time or not for_types
-        if runs and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting.extend(node.orelse)
-            continue
-        waiting.extend(ast.iter_child_nodes(node))
-
-
 def test_edge_imports_what_export_needs_only_inside_functions() -> None:
     assert [
         f"{file.relative_to(ROOT)} imports {name}"
@@ -86,15 +67,7 @@ def test_who_may_import_whom_has_no_exceptions() -> None:
 
 def test_no_files_of_the_runtime_import_each_other_in_a_circle() -> None:
     """Inside functions neither."""
-    files = {}
-    for file in sorted((ROOT / "runtime").rglob("*.py")):
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        files[".".join(["edge", *(part for part in parts if part != "__init__")])] = file
-    graph = {
-        name: [each if each in files else each.rpartition(".")[0] for each in found]
-        for name, file in files.items()
-        if (found := [*imports(file, at_import_time=False, for_types=False)])
-    }
+    graph = import_graph("edge.runtime", ROOT / "runtime")
     assert "edge.runtime.memory.macos" in graph["edge.runtime.memory.process"]  # which imports it inside a function
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
