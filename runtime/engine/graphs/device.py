@@ -19,7 +19,8 @@ from edge.runtime.engine.graphs.device_plan import LEAST, plan_for
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.protocol import context_of
 from edge.runtime.engine.graphs.seats import DeviceCache, Seats
-from edge.runtime.engine.graphs.whole import check_sessions, kept_step
+from edge.runtime.engine.graphs.single import check_sessions
+from edge.runtime.engine.graphs.whole import kept_step
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import CANDIDATES, LOGITS, Want

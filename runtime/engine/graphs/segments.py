@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,18 +18,15 @@ from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
-from edge.runtime.engine.graphs.protocol import context_of
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.graphs.segment_step import SegmentsBinding, SegmentStep
-from edge.runtime.engine.graphs.whole import batches, check_sessions, open_encoder
-from edge.runtime.engine.long_rope import long_rope
+from edge.runtime.engine.graphs.single import SingleSession
+from edge.runtime.engine.graphs.whole import batches
 from edge.runtime.engine.route import Route, all_units, check_route
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
-from edge.runtime.kernels.nodes import LIKELIEST_TOKENS
 from edge.runtime.kernels.units import Units, of_all
-from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
 from edge.runtime.providers.base import Provider, Session
 
 if TYPE_CHECKING:
@@ -39,34 +35,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class SegmentedGraph:
+class SegmentedGraph(SingleSession):
     """See `Graphs`: units of which the variant's policy says which run in each step, those of the decoder's graph where
     our kernels leave them out (`Bundle.routed`), else of the bundle's graph `skip`.
     """
 
-    remote = False
-    chunk, side_by_side = PREFILL_CHUNK, SIDE_BY_SIDE
-    target = None
-
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.policy is not None
-        self.context = context_of(bundle, variant)
         self.policy: SkipPolicy = variant.policy
         segments = bundle.manifest.segments
         self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
         self.everything = all_units(bundle)
         self._route = self.everything  # the last one that was checked
         self._routed = bundle.routed  # by an input of the graph of all layers, else by those of branches
-        self.bundle, self.provider = bundle, provider
-        self.variant = variant if self._routed else dataclasses.replace(variant, role=SKIP)
-        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=variant.kv)
-        self.long_rope = long_rope(bundle.manifest)
-        self.encoder = open_encoder(bundle, variant, provider)
-        self.session = self._open()
-        self.chooses = "tokens" in self.session.outputs
-        self.ranks = LIKELIEST_TOKENS in self.session.outputs
-        self.takes_trees = self.long_rope is None and any("attention_bias" in n for n in self.session.inputs)
-        check_sessions(bundle, self.sessions, self.encoder)
+        super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
         self._steps = KeptSteps[SegmentStep, SegmentsBinding](provider, bundle.manifest.dims.vocab_size)
         for unit in self.policy.watched:
             if f"at.{unit}.x" not in self.session.outputs:
@@ -77,7 +59,7 @@ class SegmentedGraph:
 
     def _open(self) -> Session:
         if not self._routed:
-            return self.provider.open(self.bundle, self.variant.role)
+            return super()._open()
         policy = self.policy
         units = Units(tuple(self.bundle.manifest.segments), tuple(policy.watched), policy.limited)
         try:
@@ -92,14 +74,7 @@ class SegmentedGraph:
             _log.warning("The KV cache of %s is in %s instead of %s.", name, FLOAT32, self.kv.dtype)
         self.variant = dataclasses.replace(self.variant, role=SKIP, kv=FLOAT32)
         self.kv = dataclasses.replace(self.kv, dtype=FLOAT32)
-        return self.provider.open(self.bundle, self.variant.role)
-
-    @property
-    def sessions(self) -> dict[str, Session]:
-        return (self.encoder.sessions if self.encoder is not None else {}) | {self.variant.role: self.session}
-
-    def path(self, name: str) -> Path:
-        return self.bundle.path(self.bundle.manifest.graph(name).path)
+        return super()._open()
 
     @property
     def routes(self) -> SegmentedGraph:

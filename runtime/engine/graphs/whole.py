@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,47 +12,23 @@ from edge.bundle import Bundle
 from edge.manifest import KV8
 from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache, check_memory
-from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.fits import check_fits
+from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
-from edge.runtime.engine.graphs.protocol import context_of
-from edge.runtime.engine.long_rope import long_rope
+from edge.runtime.engine.graphs.single import SingleSession
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
-from edge.runtime.kernels.nodes import LIKELIEST_TOKENS
-from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
 from edge.runtime.providers.base import Provider, Session
 
 
-class WholeGraph:
+class WholeGraph(SingleSession):
     """See `Graphs`: one session over the variant's graph."""
 
-    remote = False
-    chunk = PREFILL_CHUNK
-    side_by_side = SIDE_BY_SIDE
     routes = None
-    target = None
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
-        self.context = context_of(bundle, variant)
-        self.bundle, self.variant, self.provider = bundle, variant, provider
-        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=variant.kv)
-        self.long_rope = long_rope(bundle.manifest)
-        self.encoder = open_encoder(bundle, variant, provider)
-        self.session = provider.open(bundle, variant.role)
-        self.chooses = "tokens" in self.session.outputs
-        self.ranks = LIKELIEST_TOKENS in self.session.outputs
-        self.takes_trees = self.long_rope is None and any("attention_bias" in n for n in self.session.inputs)
-        check_sessions(bundle, self.sessions, self.encoder)
+        super().__init__(bundle, variant, provider)
         self._steps = KeptSteps[Step, WholeBinding](provider, bundle.manifest.dims.vocab_size)
-
-    @property
-    def sessions(self) -> dict[str, Session]:
-        return (self.encoder.sessions if self.encoder is not None else {}) | {self.variant.role: self.session}
-
-    def path(self, name: str) -> Path:
-        return self.bundle.path(self.bundle.manifest.graph(name).path)
 
     @property
     def supports_batching(self) -> bool:
@@ -85,20 +59,6 @@ def kept_step(
     outputs = steps.outputs(cache, rows, want)
     bound = steps.binding(cache, size, outputs, partial(WholeBinding, session))
     return steps.keep(cache, Step(bound, cache, size, rows, outputs), rows, want)
-
-
-def open_encoder(bundle: Bundle, variant: Variant, provider: Provider) -> Encoder | None:
-    """The bundle's encoder, where it has one; of a text as long as the plan has memory for."""
-    if bundle.manifest.encoder is None:
-        return None
-    return Encoder(bundle, provider, None if variant.plan is None else variant.plan.demand.source)
-
-
-def check_sessions(bundle: Bundle, sessions: dict[str, Session], encoder: Encoder | None) -> None:
-    """BundleError where a graph has other sizes than the manifest states, of which memory is taken."""
-    turned = encoder is not None and encoder.turned
-    for name, session in sessions.items():
-        check_fits(bundle, session, name, turned=turned)
 
 
 def batches(bundle: Bundle, variant: Variant, session: Session) -> bool:
