@@ -247,8 +247,11 @@ class Decoder:
         """Tokens after the prompt that was run, without the end token, and the sum of their log probabilities with the
         end token's; None where it was interrupted."""
         cache, maximum = self._heard(), self._maximum(prompt)
-        greedy = RuleSettings(SamplingOptions(circles=self._circles))
-        chosen = Scored(self._drawing[temperature] if temperature > 0 else make_chooser(greedy), self._work)
+        if temperature > 0:
+            chooser = self._drawing[temperature]
+        else:
+            chooser = make_chooser(RuleSettings(SamplingOptions(circles=self._circles)))
+        chosen = Scored(chooser, self._work)
         rules = speech_rules(self._speech, self._end, len(prompt), self._last)
         sampler = processed(rules, chosen, prompt)
         cache.truncate(len(prompt))
