@@ -46,10 +46,8 @@ class Foe:
 
     def __call__(self, logits: Any) -> int:
         self._said += 1
-        tokens, parents = self.proposed.tokens, self.proposed.parents
-        roots = tokens[:1] if parents is None else [t for t, p in zip(tokens, parents, strict=True) if p < 0]
-        self.proposed = NOTHING
-        return next(token for token in itertools.count(100 + self._said % PERIOD) if token not in roots)
+        drafted, self.proposed = self.proposed.tokens[:1], NOTHING
+        return next(token for token in itertools.count(100 + self._said % PERIOD) if token not in drafted)
 
 
 class Form:

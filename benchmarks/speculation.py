@@ -417,7 +417,7 @@ def narrow(speculation: Any, width: int) -> None:
 
     old, drafter = speculation.planner, speculation.drafter
     costs, even = (StepCosts(old.costs._curve_of, width, multiple) for multiple in (1, 2))
-    speculation.planner = Planner(drafter.priors, costs, width, trees=old._trees, cost=drafter.cost, even=even)
+    speculation.planner = Planner(drafter.priors, costs, width, cost=drafter.cost, even=even)
 
 
 def fitting(args: argparse.Namespace, model: Model, asked: Iterable[tuple[str, Question]]) -> list[Asked]:

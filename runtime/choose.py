@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, KV8, PREFILL_VERSION, SKIP
-from edge.runtime.engine.variant import AUTO, DECODER, OFF, TREE, Variant, kv_dtypes, runs_whole
+from edge.runtime.engine.variant import AUTO, DECODER, OFF, Variant, kv_dtypes, runs_whole
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.shares import WAIT
 from edge.runtime.providers import check_provider, provider_name
 from edge.runtime.skip import make_policy
-from edge.runtime.speculate.base import branches, check_argument, parts_of_model
+from edge.runtime.speculate.base import check_argument, parts_of_model
 from edge.targets import CUDA, path_of, target_for
 
 if TYPE_CHECKING:
@@ -56,16 +56,13 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
     whole = runs_whole(bundle, policy)
-    trees = policy is None and not exact and branches(speculate, bundle)
-    kv = kv_dtypes(bundle, options.kv, whole=whole, trees=trees, provider=options.provider)
+    kv = kv_dtypes(bundle, options.kv, whole=whole, provider=options.provider)
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
     if plan is not None:
         kv = [plan.demand.kv]
         if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
             speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
     role = SKIP if not whole else DECODER if kv[0] == FLOAT32 else KV8
-    if trees and kv[0] == FLOAT32:
-        role = TREE
     prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
     refuse = options.when_full != WAIT
     return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)

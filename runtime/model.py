@@ -211,8 +211,8 @@ class Model(Loaded):
         sequences it takes lone tokens only. `options` may be a list, with the options of each prompt.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
-        decides by the prompt which layers it leaves out, a drafter that was named, a graph for trees, or a bundle that
-        was exported earlier; or where the memory was planned for one. A `width` above 1 is refused there.
+        decides by the prompt which layers it leaves out, a drafter that was named, or a bundle that was exported
+        earlier; or where the memory was planned for one. A `width` above 1 is refused there.
 
         Raises:
             InputError: a prompt is empty or longer than the context, named by its number; or as `check_width`.
@@ -246,8 +246,8 @@ class Model(Loaded):
             )
         if self._alone:
             raise InputError(
-                f"{width} answers cannot grow side by side with a policy that reads the prompt, a drafter that was "
-                "named, or a graph for trees; leave out that, or the number."
+                f"{width} answers cannot grow side by side with a policy that reads the prompt or a drafter that was "
+                "named; leave out that, or the number."
             )
         plan = self.engine.plan
         if plan is not None and width > plan.demand.branches:

@@ -18,7 +18,7 @@ from edge.runtime.load import as_asked, open_engine
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import ProfileOptions, settled
-from edge.runtime.speculate.base import AUTO, DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model
+from edge.runtime.speculate.base import AUTO, DRAFTERS, OFF, check_argument, check_name, parts_of_model
 from edge.runtime.text.tokenizer import Text
 
 
@@ -93,18 +93,18 @@ def _measured(drafter: Entry, bundle: Bundle) -> bool:
 
 def _by_engine(asked: Mapping[str, Bundle]) -> list[list[str]]:
     """The drafters that `edge run` would run over engines of one kind, side by side: first those over that of plain
-    decoding, of which there may be none; then those that draft trees; then each that runs parts of the model.
+    decoding, of which there may be none; then each that runs parts of the model.
 
     Raises:
         InputError: the bundle lacks what one of them needs.
     """
-    whole, trees, parts = list[str](), list[str](), list[list[str]]()
+    whole, parts = list[str](), list[list[str]]()
     for name, bundle in asked.items():
         if parts_of_model(name, bundle) is not None:
             parts.append([name])
         else:
-            (trees if branches(name, bundle) else whole).append(name)
-    return [whole, *([trees] if trees else []), *parts]
+            whole.append(name)
+    return [whole, *parts]
 
 
 def _answers(

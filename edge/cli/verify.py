@@ -24,7 +24,6 @@ HELP = "Check a bundle's files and replay its recorded answers."
 ROLES = {
     "prefill": ", int8, for long prompts",
     KV8: ", over a KV cache in int8",
-    "tree": ", for drafts that branch",
     "skip": ", for skipped layers",
     **{target: f", for the provider {provider}" for target, provider in TARGETS.items()},
 }

@@ -84,10 +84,6 @@ def finish(
 
         progress(0, 0, "writing the graph that skips")
         manifest = write_skip(writer, manifest, request.segments)
-    if request.trees:
-        from edge.export.targets.cpu.trees import write_trees
-
-        manifest = write_trees(writer, manifest)
     write_golden(writer, golden)
     return manifest
 

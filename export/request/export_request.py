@@ -303,15 +303,6 @@ class ExportRequest(Options):
         about="also write the decoder in parts that can be left out: of N layers, or `ffn` for half-layers",
         read=lambda text: int(text) if text.isdecimal() else text,
     )
-    trees: bool = option(
-        False,
-        any_value,
-        flag="--trees",
-        heading="skipping and drafts",
-        help="also write a decoder's graph for drafts that branch, as recycle's do",
-        about="also write a decoder's graph for steps that verify trees of drafted tokens "
-        "([speculation.md](../guide/speculation.md))",
-    )
     draft_text: int | None = option(
         None,
         unless_none(_draft_text),

@@ -34,6 +34,5 @@ class ExportKeywords(TypedDict, total=False):
     target_context: int | Sequence[int] | None
     soc: Sequence[str]
     segments: int | str | None
-    trees: bool
     draft_text: int | None
     candidates: bool | None

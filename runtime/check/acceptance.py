@@ -10,7 +10,7 @@ from edge.runtime.decode.draft import Draft
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
 from edge.runtime.speculate.base import OFF
-from edge.runtime.speculate.planner import Planner, compared
+from edge.runtime.speculate.planner import Planner
 
 PROMPTS = (
     "Summarize in two sentences: The library in our town opens at ten and closes at six. On Mondays it stays closed. "
@@ -51,9 +51,11 @@ class _Counter:
     def __call__(self, draft: Draft, sampled: Sequence[int]) -> None:
         self.rounds += 1
         self.drafts += bool(draft.tokens)
-        for position, (_, right) in enumerate(compared(draft, sampled[:POSITIONS])):
+        for position, (token, actual) in enumerate(zip(draft.tokens[:POSITIONS], sampled, strict=False)):
             self.seen[position] += 1
-            self.right[position] += right is not None
+            self.right[position] += token == actual
+            if token != actual:
+                break
         self._observe(draft, sampled)
 
 

@@ -29,8 +29,7 @@ from edge.golden import MAX_TOLERANCE, FormCase, Golden, GoldenCase, GoldenForm,
 from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.tree import BLOCKED, Tree
-from edge.runtime.engine.variant import DECODER, PREFILL, TREE, Variant
+from edge.runtime.engine.variant import DECODER, PREFILL, Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
@@ -79,7 +78,7 @@ def roles(bundle: Bundle, provider: str = AUTO) -> list[str]:
     there = {graph.role for graph in manifest.graphs}
     if manifest.prefill is not None and not manifest.prefill.known:
         there.remove(PREFILL)
-    return [DECODER, *(role for role in (PREFILL, KV8, TREE, SKIP) if role in there)]
+    return [DECODER, *(role for role in (PREFILL, KV8, SKIP) if role in there)]
 
 
 def open_role(
@@ -182,18 +181,7 @@ def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[N
         return
     yield engine.step(cache, prompt)[0]
     for token in answer:
-        yield _branched(engine, cache, token) if role == TREE else engine.step(cache, token[None])[0]
-
-
-def _branched(engine: Engine, cache: KVCache, token: np.int64) -> NDArray[np.float32]:
-    """The logits [V] after `token`, which is in a tree twice; the tree's other branch is dropped."""
-    length = cache.length
-    bias = np.zeros((2, length + 2), np.float32)
-    bias[[0, 1], [length + 1, length]] = BLOCKED  # neither sees the other
-    tree = Tree(np.array([length, length]), bias)
-    logits: NDArray[np.float32] = engine.step(cache, np.array([token, token]), np.array([0]), tree=tree)[0]
-    cache.truncate(length + 1)
-    return logits
+        yield engine.step(cache, token[None])[0]
 
 
 def _new_cache(engine: Engine, given: GoldenInput | GoldenCase, capacity: int) -> KVCache:

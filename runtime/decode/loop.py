@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import LONGER
-from edge.runtime.decode.draft import NOTHING, Draft, keep, tree_step
+from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.binding import all_rows
 from edge.runtime.engine.cache import KVCache
@@ -161,14 +161,13 @@ def decode(
                 continue
             tokens = np.array([t[0], *x.tokens], np.int64)
             cache.mark()
-            p = step(cache, tokens, all_rows(tokens.shape[0]), tree=tree_step(x, start))  # p_1 to p_gamma+1, in one run
+            p = step(cache, tokens, all_rows(tokens.shape[0]))  # p_1 to p_gamma+1, in one run
             if interrupted():
                 cache.truncate(start + 1)
                 return
-            sampled, path = accept(p, x, choose)
-            keep(cache, start, x, path)
-            if cache.length <= start + len(path):  # states went back further: what was accepted runs again
-                engine.step(cache, tokens[cache.length - start : 1 + len(path)])
+            sampled = accept(p, x, choose)
+            if cache.truncate(start + len(sampled)) < start + len(sampled):  # states go back further
+                engine.step(cache, tokens[cache.length - start : len(sampled)])
             drafts.accept(tokens, p, sampled)
             t[0] = sampled[-1]
             for n, token in enumerate(sampled, 1):
@@ -176,8 +175,9 @@ def decode(
                 yield token
 
 
-def accept(p: NDArray[Any], x: Draft, choose: Choose) -> tuple[list[int], list[int]]:
-    """Draw tokens until one was not drafted, or one cannot be drawn from its row.
+def accept(p: NDArray[Any], x: Draft, choose: Choose) -> list[int]:
+    """Draw tokens until one was not drafted, or one cannot be drawn from its row. Returns those drawn; all but the last
+    were drafted.
 
     Each is drawn from the model's own logits, in the order of the text, exactly as if there were no draft: whatever
     the sampler keeps (random numbers, tokens that were said) goes the same way, and so does the answer.
@@ -185,21 +185,16 @@ def accept(p: NDArray[Any], x: Draft, choose: Choose) -> tuple[list[int], list[i
     Args:
         p: of what follows the text, then each of the draft's N tokens: logits [1 + N, V], or what else is chosen from,
             [1 + N].
-
-    Returns:
-        The tokens drawn, of which all but the last were drafted, and the indices in the draft of those.
     """
     rows = p.tolist() if isinstance(p, np.ndarray) and p.ndim == 1 else p
     first = choose(rows[0])
     assert first is not None, "a step gives what its first choice needs"
-    sampled, path, at = [first], list[int](), -1
-    parents = range(-1, len(x.tokens) - 1) if x.parents is None else x.parents
-    for node, (parent, drafted) in enumerate(zip(parents, x.tokens, strict=True)):  # children stand behind their parent
-        if parent == at and drafted == sampled[-1]:
-            at = node
-            token = choose(rows[node + 1])
-            if token is None:  # the step that begins with this token will say
-                break
-            path.append(node)
-            sampled.append(token)
-    return sampled, path
+    sampled = [first]
+    for drafted, row in zip(x.tokens, rows[1:], strict=True):
+        if drafted != sampled[-1]:
+            break
+        token = choose(row)
+        if token is None:  # the step that begins with this token will say
+            break
+        sampled.append(token)
+    return sampled

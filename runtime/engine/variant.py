@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge.runtime.skip.base import SkipPolicy
 
 AUTO, OFF = "auto", "off"
-DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
+DECODER, PREFILL = "decoder", "prefill"  # roles of graphs
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,10 @@ def runs_whole(bundle: Bundle, policy: SkipPolicy | None) -> bool:
     return policy is None or bundle.routed
 
 
-def kv_dtypes(
-    bundle: Bundle, kv: str = AUTO, *, whole: bool = True, trees: bool = False, provider: str | Provider = BEST
-) -> list[str]:
+def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True, provider: str | Provider = BEST) -> list[str]:
     """Return the possible types of the KV cache for the choice `kv` (float32, int8, or auto), the best first.
 
-    whole: whether the decoder runs as one graph. trees: whether it verifies trees of drafts, if it can. provider: what
-    runs it.
+    whole: whether the decoder runs as one graph. provider: what runs it.
 
     Raises:
         InputError: it is unknown, or the bundle cannot have it.
@@ -84,7 +81,7 @@ def kv_dtypes(
         return [kv]
     if not (available and whole):
         return [FLOAT32]
-    return [INT8] if not trees and _on_our_kernels(bundle, provider) else [FLOAT32, INT8]
+    return [INT8] if _on_our_kernels(bundle, provider) else [FLOAT32, INT8]
 
 
 def _on_our_kernels(bundle: Bundle, provider: str | Provider) -> bool:

@@ -27,7 +27,7 @@ from edge.runtime.providers import instructions
 
 MIB = 2**20
 FLOAT = 4  # bytes
-LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, or instead of another one
+LATER = ("prefill", KV8, SKIP)  # graphs that are opened when they pay, or instead of another one
 ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
 
 IMPORTED = 26 * MIB  # after importing what `edge.load` needs

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DRAFTERS = Registry("edge.runtime.speculate", "drafter")
 """By name. TRAITS: which kinds of bundles one `serves` (see `KINDS`), how it is `asked` for where its name is not all,
-whether it drafts `trees` where a step takes them, and whether it runs `segments` of the model."""
+and whether it runs `segments` of the model."""
 KINDS = {
     "decoder": "which has no encoder",
     "text": "which turns one text into another",
@@ -52,8 +52,8 @@ def _always(share: float, size: int) -> bool:
 
 
 class Budget(NamedTuple):
-    """Limits of one draft: its maximum `tokens`, the probability that a path is accepted below which its last token
-    cannot pay (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain.
+    """Limits of one draft: its maximum `tokens`, and the probability of being accepted below which a token cannot pay
+    (`min_chance`).
 
     A drafter that runs a model calls `afford(share, size)` before each of its steps, with the share of the verifying
     model that the step runs and its tokens. It is True if the answer can lose that time, should no drafted token be
@@ -62,7 +62,6 @@ class Budget(NamedTuple):
 
     tokens: int
     min_chance: float = 0.0
-    trees: bool = False
     afford: Callable[[float, int], bool] = _always
 
 
@@ -201,13 +200,6 @@ def check_argument(name: str, bundle: Bundle) -> str:
         module, argument = find(name)
         module.nbytes(Setting(bundle, bundle.manifest.context, argument))
     return name
-
-
-def branches(name: str, bundle: Bundle) -> bool:
-    """True if a drafter or ``auto`` drafts trees, and the bundle has a graph for them."""
-    if name == OFF or all(graph.role != "tree" for graph in bundle.manifest.graphs):
-        return False
-    return bool(_parts(CHOSEN if name == AUTO else name)[0].traits.get("trees"))
 
 
 def check_name(name: str) -> None:

@@ -1,8 +1,7 @@
 """`cascade`: drafters one after the other, the next where those before have nothing to say.
 
 `lookup` comes first, where at least two tokens matched; then `trigram`; then what followed a single token, `recycle`'s,
-or `lookup`'s where the model was not sure. `recycle` continues a draft that ends early, and joins its tree with that
-chain where steps take trees.
+or `lookup`'s where the model was not sure. `recycle` continues a draft that ends early.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from edge.runtime.speculate.base import Budget, Drafter, DrafterModule, Setting
 
 NAME = "cascade"
 HELP = "lookup, then trigram, then recycle, where those before have nothing to say"
-TRAITS = {"serves": ("decoder",), "trees": True}
+TRAITS = {"serves": ("decoder",)}
 
 ENOUGH = 2  # tokens of a match from which `lookup` is trusted
 # What `recycle` is asked for here is what was not said before, and right less often than all that it can guess.
@@ -28,7 +27,6 @@ REST = (0.15, 0.2, 0.3, 0.45, 0.5, 0.5, 0.5, 0.35, *recycle.FROM_FILE)
 # Where the grades of each drafter begin among those of all.
 LOOKUP, TRIGRAM = 0, len(lookup.PRIORS)
 RECYCLE = TRIGRAM + len(trigram.PRIORS)
-IN_TREE = RECYCLE + len(REST)  # of `recycle`'s tree next to the others' chain
 
 
 def nbytes(setting: Setting) -> int:
@@ -62,7 +60,7 @@ class Cascade(Drafter):
     """Drafters in turn; None instead of one that has no room."""
 
     name = NAME
-    priors = (*lookup.PRIORS, *trigram.PRIORS, *REST, *recycle.PRIORS)
+    priors = (*lookup.PRIORS, *trigram.PRIORS, *REST)
     reads_logits = True
 
     def __init__(self, first: Drafter | None, second: Drafter | None, third: Drafter | None) -> None:
@@ -78,17 +76,6 @@ class Cascade(Drafter):
             drafter.accept(tokens)
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
-        if not budget.trees or self._recycle is None:
-            return self._chain(context, budget)
-        chain = self._chain(context, Budget(budget.tokens, budget.min_chance))
-        tree = _graded(self._recycle.propose(context, budget), IN_TREE)
-        both = _together(chain, tree)
-        if both.parents is None or len(both.tokens) <= budget.tokens:
-            return both
-        kept, _ = both.likeliest(self.priors, budget.tokens)
-        return both.part(sorted(kept))
-
-    def _chain(self, context: Sequence[int], budget: Budget) -> Draft:
         weak = NOTHING
         if self._lookup is not None:
             weak = self._lookup.propose(context, budget)
@@ -117,23 +104,4 @@ def _graded(draft: Draft, first: int) -> Draft:
     """A draft whose grades are among those of all drafters, `first` the first of its own."""
     if not draft.tokens:
         return NOTHING
-    return Draft(draft.tokens, [first + grade for grade in draft.grades], draft.parents)
-
-
-def _together(chain: Draft, tree: Draft) -> Draft:
-    """A tree with all paths of both; what both have is graded as in the chain."""
-    if tree.parents is None:
-        return chain
-    tokens, grades = list(chain.tokens), list(chain.grades)
-    parents = list(range(-1, len(tokens) - 1))
-    known = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
-    place = {-1: -1}  # of the tree's nodes
-    for node, (token, grade, parent) in enumerate(zip(tree.tokens, tree.grades, tree.parents, strict=True)):
-        at = known.get((place[parent], token))
-        if at is None:
-            at = known[place[parent], token] = len(tokens)
-            tokens.append(token)
-            grades.append(grade)
-            parents.append(place[parent])
-        place[node] = at
-    return Draft(tokens, grades, parents)
+    return Draft(draft.tokens, [first + grade for grade in draft.grades])

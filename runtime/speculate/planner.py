@@ -2,15 +2,15 @@
 
 A step of S tokens brings the accepted tokens of the draft and one more. Its cost comes from the cost curve
 (`StepCosts`), the chance that drafted tokens are accepted is learnt by the grade of their evidence (`Acceptance`). A
-draft grows while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024, and as DySpec grows trees,
-Xiong et al. 2024); where none beats a plain step, the step is plain.
+draft grows while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024); where none beats a plain
+step, the step is plain.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from edge.runtime.decode.draft import NOTHING, Draft
@@ -158,7 +158,7 @@ class Planner:
     """Cuts drafts to what pays.
 
     priors: what is believed of the drafter's grades. width: maximum tokens of a step, with the one before the draft.
-    trees: whether steps take trees. cost: of drafting a token, in plain steps, before it was measured. even: the costs
+    cost: of drafting a token, in plain steps, before it was measured. even: the costs
     of the steps of exact answers, which run even numbers of tokens; default: `costs`.
     """
 
@@ -168,7 +168,6 @@ class Planner:
         costs: StepCosts,
         width: int,
         *,
-        trees: bool = False,
         cost: float = 0.0,
         even: StepCosts | None = None,
     ) -> None:
@@ -178,7 +177,6 @@ class Planner:
         self.costs = costs
         self._costs = costs, even or costs
         self._width = width
-        self._trees = trees
         self._cost = self._told = cost
         self._draft_s = 0.0  # seconds of drafting a token, followed
         self._scale = self._measured = 1.0  # what a drafter's own steps take, by what they are told to; and followed
@@ -215,18 +213,18 @@ class Planner:
         tokens = min(maximum, self._width - 1)
         ratios, slope, cost = self.costs.ratios, self.costs.slope, self._cost
         if cost <= COSTLY:  # by half: what is learnt may be more than the drafter knows
-            return Budget(tokens, slope / 2, self._trees, self._afford)
+            return Budget(tokens, slope / 2, self._afford)
         left = self._left()
         while tokens > 0 and not ratios[tokens + 1] - 1 + cost * tokens <= left:
             tokens -= 1
         self._plain_rounds += 1
         if self._plain_rounds > EXPLORE and tokens > 0:
             self._plain_rounds = 0
-            return Budget(min(tokens, 2), slope + cost, self._trees, self._afford)
+            return Budget(min(tokens, 2), slope + cost, self._afford)
         length = _best_length([self._mean] * tokens, ratios, cost)
         if length:
             self._plain_rounds = 0
-        return Budget(length, slope + cost, self._trees, self._afford)
+        return Budget(length, slope + cost, self._afford)
 
     def _left(self) -> float:
         """Plain steps that the answer can still lose."""
@@ -263,11 +261,9 @@ class Planner:
         if not draft.tokens:
             return NOTHING
         chances, ratios = self.acceptance.chances, self.costs.ratios
-        if draft.parents is None:
-            length = _best_length([chances[grade] for grade in draft.grades[: self._width - 1]], ratios)
-            self._ran = self._affordable(length)
-            return Draft(draft.tokens[: self._ran], draft.grades[: self._ran]) if self._ran else NOTHING
-        return self._pruned(draft)
+        length = _best_length([chances[grade] for grade in draft.grades[: self._width - 1]], ratios)
+        self._ran = self._affordable(length)
+        return Draft(draft.tokens[: self._ran], draft.grades[: self._ran]) if self._ran else NOTHING
 
     def _affordable(self, length: int) -> int:
         """Maximum tokens of a draft, up to `length`, that an answer can lose without becoming too slow."""
@@ -275,18 +271,6 @@ class Planner:
         while length and not self.costs.ratios[length + 1] <= limit:
             length -= 1
         return length
-
-    def _pruned(self, draft: Draft) -> Draft:
-        """The likeliest nodes of a tree, each after its parent, as many as pay; the likeliest path first."""
-        order, accepted = draft.likeliest(self.acceptance.chances, self._width - 1)
-        ratios, best, best_rate, expected = self.costs.ratios, 0, GAIN, 1.0
-        for count, node in enumerate(order, 1):
-            expected += accepted[node]
-            rate = expected / ratios[count + 1]
-            if rate > best_rate:
-                best, best_rate = count, rate
-        self._ran = self._affordable(best)
-        return draft.part(order[: self._ran]) if self._ran else NOTHING
 
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:
         """Learn from a step: the text went on with `sampled`, after the drafter had proposed `draft`, the part that was
@@ -298,34 +282,11 @@ class Planner:
         elif self._cost > COSTLY:  # what a cheap drafter takes, it takes whatever is run of its drafts
             self._ahead -= self._cost * len(draft.tokens)
         observe = self.acceptance.observe
-        if draft.parents is None:  # nearly every draft, in half of the time
-            for grade, token, actual in zip(draft.grades, draft.tokens, sampled, strict=False):
-                observe(grade, token == actual)
-                self._mean += 0.03 * ((token == actual) - self._mean)
-                if token != actual:
-                    break
-            return
-        for children, right in compared(draft, sampled):
-            for node in children:
-                observe(draft.grades[node], node == right)
-            self._mean += 0.03 * ((right is not None) - self._mean)
-
-
-def compared(draft: Draft, sampled: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
-    """Yield the drafted nodes for each token that was sampled, and which of them was right; ends after the first token
-    that was not drafted."""
-    at = -1
-    for token in sampled:
-        children: Sequence[int] = range(at + 1, min(at + 2, len(draft.tokens)))
-        if draft.parents is not None:
-            children = [node for node, parent in enumerate(draft.parents) if parent == at]
-        if not children:
-            return
-        right = next((node for node in children if draft.tokens[node] == token), None)
-        yield children, right
-        if right is None:
-            return
-        at = right
+        for grade, token, actual in zip(draft.grades, draft.tokens, sampled, strict=False):
+            observe(grade, token == actual)
+            self._mean += 0.03 * ((token == actual) - self._mean)
+            if token != actual:
+                break
 
 
 def expected_gain(ratios: Sequence[float], width: int) -> float:

@@ -2,18 +2,16 @@
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling": a
 matrix has for each token of the vocabulary the few candidates with the largest logits after its latest occurrence, in
-rejected drafts too. Drafts are grown through it, the likeliest node first; where steps take no trees, the draft is the
-chain of first candidates.
+rejected drafts too. The paper drafts trees of all candidates; a step of more tokens costs too much for that on every
+processor that was measured (docs/lab/speculation.md), and the draft here is the chain of first candidates.
 
 A drafted token is graded by how often in a row it was the likeliest after the token before. A bundle may have a file
-with rows to begin with, made at export (`read_seed`), which are graded by the first candidate's share. The matrix stays
+with rows to begin with, made at export (`read_seed`), which are graded by the first candidate's share. The table stays
 from text to text.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -24,16 +22,15 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
-from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.largest import largest_of_each
-from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
+from edge.runtime.speculate.base import Budget, Drafter, Setting
 
 NAME = "recycle"
 HELP = "what the model held likely when it last read the same token"
-TRAITS = {"serves": ("decoder",), "trees": True}
+TRAITS = {"serves": ("decoder",)}
 
 SEED = "recycle.bin"
-CANDIDATES = 8  # of each token; the paper's number
+CANDIDATES = 8  # of each token, among which the first one's share is taken; the paper's number
 WIDEST = 64  # candidates of each token of a bundle's file, at most
 LEVELS = 8  # of how sure a row is of its first candidate
 HEAD = 8  # bytes
@@ -45,37 +42,24 @@ BOUNDS = np.array([0.25, 0.4, 0.5, 0.6, 0.7, 0.85, 0.95])
 # from the bundle's file; measured over greedy answers of SmolLM2-135M to 60 questions of Spec-Bench.
 MADE_HERE = (0.35, 0.73, 0.87, 0.92, 0.95, 0.95, 0.95, 0.95)
 FROM_FILE = (0.04, 0.08, 0.12, 0.15, 0.15, 0.15, 0.2, 0.35)
-CHANCES = MADE_HERE + FROM_FILE
-SHARES = (1.0, 0.3, 0.12)  # of these that a row's first, second and third candidate has; trees branch into these
-PRIORS = tuple(share * chance for share in SHARES for chance in CHANCES)
+PRIORS = MADE_HERE + FROM_FILE
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes of the matrix, and where steps take trees, twice of what their tokens and a prompt's attend to."""
-    return _bytes(setting, _candidates(setting))
+    """Bytes of the table."""
+    vocab = setting.bundle.manifest.dims.vocab_size
+    return vocab * (_dtype(vocab).itemsize + 1)
 
 
 def make(setting: Setting) -> Recycle:
-    """A matrix with the bundle's rows in it, where it has some; InputError where one candidate for each token is more
-    than the limit, BundleError where the file cannot be read."""
-    recycle = Recycle(setting.bundle.manifest.dims.vocab_size, _candidates(setting))
+    """A table with the bundle's rows in it, where it has some; InputError where it is larger than the limit,
+    BundleError where the file cannot be read."""
+    setting.check_limit("For this vocabulary the drafter recycle", nbytes(setting))
+    recycle = Recycle(setting.bundle.manifest.dims.vocab_size)
     seed = read_seed(setting.bundle)
     if seed is not None:
         recycle.seed(*seed)
     return recycle
-
-
-def _candidates(setting: Setting) -> int:
-    """Maximum candidates for each token that memory has room for."""
-    setting.check_limit("For this vocabulary the drafter recycle", _bytes(setting, 1))
-    fitting = (n for n in range(CANDIDATES, 0, -1) if setting.limit is None or _bytes(setting, n) <= setting.limit)
-    return next(fitting)
-
-
-def _bytes(setting: Setting, candidates: int) -> int:
-    vocab = setting.bundle.manifest.dims.vocab_size
-    attended = 2 * (KEPT_STEP + CHUNK) * setting.context * 4 if branches("recycle", setting.bundle) else 0
-    return vocab * (candidates * _dtype(vocab).itemsize + 1) + attended
 
 
 def _dtype(vocab: int) -> np.dtype[Any]:
@@ -83,83 +67,48 @@ def _dtype(vocab: int) -> np.dtype[Any]:
 
 
 class Recycle(Drafter):
-    """The matrix of a vocabulary, with `candidates` for each token."""
+    """The likeliest successor of each token of a vocabulary, with how sure it is."""
 
     name = NAME
     priors = PRIORS
     reads_logits = True
 
-    def __init__(self, vocab: int, candidates: int) -> None:
-        self._candidates = candidates
-        self._next = np.zeros((vocab, candidates), _dtype(vocab))
+    def __init__(self, vocab: int) -> None:
+        self._next = np.zeros(vocab, _dtype(vocab))
         self._sure = np.zeros(vocab, np.uint8)  # 0: nothing is known; else a grade and 1
-        self._trees = False  # whether the steps that verify take trees
 
     def seed(self, tokens: NDArray[np.uint32], candidates: NDArray[np.uint32], sure: NDArray[np.uint8]) -> None:
         """Take rows over: of each token [N] the candidates [N, k], the best first, and the level of sureness [N]."""
-        count = min(self._candidates, candidates.shape[1])
-        self._next[tokens, :count] = candidates[:, :count]
-        self._next[tokens, count:] = candidates[:, :1]
+        self._next[tokens] = candidates[:, 0]
         self._sure[tokens] = 1 + LEVELS + sure
 
     def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
-        """Begin a text. The matrix serves every text."""
+        """Begin a text. The table serves every text."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Do nothing: what follows a token is learnt from the logits."""
 
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
         following, sure = self._next, self._sure
-        likeliest = largest_of_each(logits, self._candidates)[1] if self._trees else logits.argmax(axis=1)[:, None]
-        for token, first in zip(tokens.tolist(), likeliest[:, 0].tolist(), strict=True):
+        for token, likeliest in zip(tokens.tolist(), logits.argmax(axis=1).tolist(), strict=True):
             level = int(sure[token])
-            if not level or following[token, 0] != first:
-                following[token, 0] = first
+            if not level or following[token] != likeliest:
+                following[token] = likeliest
                 sure[token] = 1
             else:
                 sure[token] = min(level + 1, LEVELS) if level <= LEVELS else 2
-        if self._trees:
-            following[tokens] = likeliest
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
-        self._trees = budget.trees and self._candidates > 1
-        if self._trees:
-            return self._tree(context[-1], budget.tokens)
         following, sure = self._next, self._sure
         token, tokens, grades = context[-1], list[int](), list[int]()
         for _ in range(budget.tokens):
             level = int(sure[token])
             if not level:
                 break
-            token = int(following[token, 0])
+            token = int(following[token])
             tokens.append(token)
             grades.append(level - 1)
         return Draft(tokens, grades) if tokens else NOTHING
-
-    def _tree(self, token: int, maximum: int) -> Draft:
-        """The likeliest nodes first, as far as sureness tells, each with its best candidates as children."""
-        following, sure = self._next, self._sure
-        tokens, grades, parents = list[int](), list[int](), list[int]()
-        branches = min(len(SHARES), self._candidates)
-        order = itertools.count()
-        ahead: list[tuple[float, int, int, int, int]] = []  # less its chance, order, token, grade, parent
-
-        def reach(token: int, parent: int, chance: float) -> None:
-            level = int(sure[token])
-            if level:
-                for rank in range(branches):
-                    grade = len(CHANCES) * rank + level - 1
-                    child = int(following[token, rank])
-                    heapq.heappush(ahead, (-chance * PRIORS[grade], next(order), child, grade, parent))
-
-        reach(token, -1, 1.0)
-        while ahead and len(tokens) < maximum:
-            chance, _, token, grade, parent = heapq.heappop(ahead)
-            tokens.append(token)
-            grades.append(grade)
-            parents.append(parent)
-            reach(token, len(tokens) - 1, -chance)
-        return Draft(tokens, grades, parents) if tokens else NOTHING
 
 
 def matrix_rows(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

@@ -154,8 +154,8 @@ class AnswerDrafts(Drafts):
 
 
 def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
-    """A chain up to a token that ends the answer, which the row before it brings anyway."""
-    if draft.parents is None and not ends.isdisjoint(draft.tokens):
+    """A draft up to a token that ends the answer, which the row before it brings anyway."""
+    if not ends.isdisjoint(draft.tokens):
         length = next(i for i, token in enumerate(draft.tokens) if token in ends)
         return Draft(draft.tokens[:length], draft.grades[:length])
     return draft
@@ -181,8 +181,7 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     limit = None if plan is None else plan.demand.drafts
     context = engine.context + source_tokens(manifest, 0 if encoder is None else encoder.max_length)
     drafter = module.make(Setting(engine.bundle, context, argument, limit, engine.threads, engine))
-    trees = engine.takes_trees and encoder is None and not engine.exact  # an encoder-decoder's trees are beams
     kernels = find_kernels() if own else None
     slope = GUESSED_SLOPE if kernels is None else OWN_SLOPES.get(kernels.form, OWN_SLOPE)
     costs, even = (StepCosts(lambda: engine.costs, width, multiple, slope) for multiple in (1, 2))
-    return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost, even=even))
+    return Speculation(drafter, Planner(drafter.priors, costs, width, cost=drafter.cost, even=even))

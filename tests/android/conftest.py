@@ -81,7 +81,7 @@ def corpus(
     folder = tmp_path_factory.mktemp("corpus")
     bundles = folder / "bundles"
     tuned = _with_routers(six_layers, folder / "tuned")
-    graphs: dict[str, Any] = {"prefill_weights": "int8", "segments": 1, "trees": True}
+    graphs: dict[str, Any] = {"prefill_weights": "int8", "segments": 1}
     edge.export(tuned, bundles / "int8.edge", weights="int8", candidates=False, draft_text=0, **graphs)
     edge.export(six_layers, bundles / "halves.edge", weights="fp32", segments="ffn", check=False, draft_text=0)
     text = " ".join(SENTENCES)

@@ -62,15 +62,12 @@ def test_a_model_without_some_layers_is_asked_at_each_token_of_an_answer(by_laye
     assert len(self_speculation.searched(asked, 2, [0, 1, 2, 3], tries=3)) == 2
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [Draft([101, 102], [0, 0]), Draft([101, 102, 103], [0, 0, 0], [-1, -1, 0]), Draft((), ())],
-)
+@pytest.mark.parametrize("draft", [Draft([101, 102], [0, 0]), Draft((), ())])
 def test_a_foe_says_nothing_that_was_drafted(draft: Draft) -> None:
     foe = rejected.Foe()
     for _ in range(30):
         foe.proposed = draft
-        assert foe(None) not in ([] if not draft.tokens else [101] if draft.parents is None else [101, 102])
+        assert foe(None) not in draft.tokens[:1]
 
 
 def test_every_drafter_is_timed_where_nothing_is_accepted(by_layer: Bundle, capsys: pytest.CaptureFixture[Any]) -> None:

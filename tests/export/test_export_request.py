@@ -26,9 +26,9 @@ def test_what_the_command_is_given_becomes_a_request(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("One.")
     command = "model --no-check --size 100MB --segments 2 --soc a,b --target npu-qualcomm --target-context 64,128"
-    given = parser.parse_args([*command.split(), "--calibration", str(text), "--memory", "8GB", "--trees"])
+    given = parser.parse_args([*command.split(), "--calibration", str(text), "--memory", "8GB"])
     asked = {"check": False, "size": 10**8, "segments": 2, "soc": ["a", "b"], "target_context": [64, 128]}
-    asked |= {"target": "npu-qualcomm", "calibration": text, "memory": "8GB", "trees": True}
+    asked |= {"target": "npu-qualcomm", "calibration": text, "memory": "8GB"}
     assert taken(given, ExportRequest) == asked
     assert ExportRequest("model", **taken(given, ExportRequest)).limit == 8 * 10**9
 

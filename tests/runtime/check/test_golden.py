@@ -235,14 +235,14 @@ def test_a_tolerance_that_says_nothing_is_refused(tiny_bundle: Bundle, tolerance
 # Every graph that a run could take
 
 
-ROLES = ["decoder", "prefill", "kv8", "tree", "skip"]
+ROLES = ["decoder", "prefill", "kv8", "skip"]
 
 
 @pytest.fixture(scope="module")
 def pristine_whole(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
     """A bundle with a graph of each kind that a decoder can have."""
     made = tmp_path_factory.mktemp("whole") / "whole.edge"
-    options: dict[str, Any] = {"prefill_weights": "int8", "segments": 1, "trees": True, "draft_text": 0}
+    options: dict[str, Any] = {"prefill_weights": "int8", "segments": 1, "draft_text": 0}
     return edge.export(six_layers, made, weights="int8", candidates=False, **options)
 
 

@@ -120,8 +120,8 @@ def begun(text: Sequence[int]) -> int:
     raise AssertionError("it does not circle")
 
 
-def guesses(kind: str, seed: int, model: Callable[[tuple[int, ...]], np.ndarray]) -> Callable[..., Draft]:
-    """Chains or trees of what the model would say without the rule, of what was said a while ago, or of anything."""
+def guesses(seed: int, model: Callable[[tuple[int, ...]], np.ndarray]) -> Callable[..., Draft]:
+    """Drafts of what the model would say without the rule, of what was said a while ago, or of anything."""
     rng = random.Random(seed)
 
     def guess(context: Sequence[int], budget: Budget) -> Draft:
@@ -132,26 +132,17 @@ def guesses(kind: str, seed: int, model: Callable[[tuple[int, ...]], np.ndarray]
         for _ in range(count):
             right = rng.random() < 0.9
             text.append(int(model(tuple(text)).argmax()) if right else rng.randrange(VOCAB))
-        tokens = text[len(context) :]
-        if kind == "chain":
-            return Draft(tokens, [0] * count)
-        parents = list(range(-1, count - 1))
-        for node in range(count // 2):  # others beside them, each behind its parent
-            tokens.append(rng.randrange(VOCAB))
-            parents.append(node)
-        tokens, parents = tokens[: budget.tokens], parents[: budget.tokens]
-        return Draft(tokens, [0] * len(tokens), parents)
+        return Draft(text[len(context) :], [0] * count)
 
     return guess
 
 
 @pytest.mark.parametrize("chooses", [False, True], ids=["logits", "tokens"])
-@pytest.mark.parametrize("kind", ["chain", "tree"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_drafts_change_nothing_about_the_way_out(seed: int, kind: str, chooses: bool) -> None:
+def test_drafts_change_nothing_about_the_way_out(seed: int, chooses: bool) -> None:
     model = looping(seed)
     engine = ChoosingEngine(model) if chooses else PathEngine(model)
-    speculation = Speculation(Guesser(guesses(kind, seed, model)), AllOfIt(kind == "tree"))
+    speculation = Speculation(Guesser(guesses(seed, model)), AllOfIt())
     sampler, most = make_sampler(SamplingOptions(), PROMPT), 200
     stream = drafted(speculation, engine, engine.new_cache(), PROMPT, sampler, most=most)
     assert [token for _, token in zip(range(most), stream, strict=False)] == led(model, most)

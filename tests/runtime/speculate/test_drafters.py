@@ -69,7 +69,7 @@ def logits_of(vocab: int, *rows: dict[int, float]) -> np.ndarray:
 
 
 def test_recycle_drafts_what_the_model_held_likely_behind_the_latest_occurrence() -> None:
-    drafter = Recycle(50, 8)
+    drafter = Recycle(50)
     assert drafter.propose([3], Budget(4)) == NOTHING
     drafter.verified(np.array([3, 4, 3]), logits_of(50, {9: 9.0}, {5: 9.0, 6: 8.9}, {4: 9.0, 7: 8.0}))
     draft = drafter.propose([1, 3], Budget(4))
@@ -84,33 +84,13 @@ def test_recycle_drafts_what_the_model_held_likely_behind_the_latest_occurrence(
     assert drafter.propose([3], Budget(8)).tokens == [4, 5, 3, 4, 5, 3, 4, 5]
 
 
-def test_recycle_grows_a_tree_where_steps_take_one() -> None:
-    drafter = Recycle(50, 8)
-    assert drafter.propose([3], Budget(6, trees=True)) == NOTHING
-    drafter.verified(np.array([3, 4, 7]), logits_of(50, {4: 9.0, 7: 8.9}, {5: 9.0, 6: 2.0}, {8: 9.0}))
-    draft = drafter.propose([3], Budget(6, trees=True))
-    assert draft.parents is not None and len(draft.tokens) == 6
-    assert draft.tokens[0] == 4 and draft.parents[0] == -1, "the likeliest first"
-    path = {-1: (3,)}
-    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        assert parent < node
-        path[node] = (*path[parent], token)
-    assert {(3, 4), (3, 7), (3, 4, 5), (3, 7, 8)} <= set(path.values())
-    assert len(set(path.values())) == 7, "no two nodes are the same"
-    assert all(0 <= grade < len(drafter.priors) for grade in draft.grades)
-
-
 @pytest.mark.parametrize("vocab", [49152, 262144])
 def test_recycle_takes_the_memory_that_it_says_and_keeps_to_a_limit(tmp_path: Path, vocab: int) -> None:
     free = setting(tmp_path / "free", vocab=vocab)
     assert held(recycle.make(free)) == recycle.nbytes(free)
     if vocab < 50000:
         assert recycle.nbytes(free) < 2_000_000
-    tight = setting(tmp_path / "tight", vocab=vocab, limit=recycle.nbytes(free) // 2)
-    drafter = recycle.make(tight)
-    assert held(drafter) == recycle.nbytes(tight) <= recycle.nbytes(free) // 2
-    drafter.verified(np.array([3]), logits_of(vocab, {4: 9.0}))
-    assert drafter.propose([3], Budget(1)).tokens == [4]
+    assert held(recycle.make(setting(tmp_path / "just", vocab=vocab, limit=recycle.nbytes(free)))) > 0
     with pytest.raises(InputError, match="recycle takes .* more than the 5000 that are left"):
         recycle.make(setting(tmp_path / "none", vocab=vocab, limit=5000))
 
@@ -393,7 +373,7 @@ def test_an_answer_is_the_same_bit_for_bit_with_every_drafter(
 @pytest.mark.parametrize("name", ["recycle", "trigram"])
 def test_drafting_and_learning_take_far_less_time_than_a_step(name: str) -> None:
     vocab, rng = 49152, np.random.default_rng(0)
-    drafter: Drafter = Recycle(vocab, 8) if name == "recycle" else Trigram(2**15, 5000)
+    drafter: Drafter = Recycle(vocab) if name == "recycle" else Trigram(2**15, 5000)
     logits, text = rng.standard_normal((1, vocab)).astype(np.float32), rng.integers(0, 300, 1500).tolist()
     drafter.begin(text[:1000])
     best = 1.0

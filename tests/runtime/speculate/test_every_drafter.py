@@ -19,7 +19,6 @@ from fake_engine import CPU, fake_model, says, with_table
 from path_engine import LAYOUT, PathEngine
 from with_drafts import drafted
 
-import edge
 from edge.bundle import Bundle
 from edge.manifest import TensorGroup
 from edge.runtime.decode import loop
@@ -45,8 +44,7 @@ USED = 5  # tokens that come
 TABLE = np.random.default_rng(8).standard_normal((USED, USED)).astype(np.float32) * 1.5
 PROMPT = np.random.default_rng(9).integers(0, USED, 30).tolist()
 NAMES = [
-    *("blend", "blend, table", "lookup", "recycle", "recycle, trees", "trigram", "model", "self"),
-    *("cascade", "cascade, trees"),
+    *("blend", "blend, table", "lookup", "recycle", "trigram", "model", "self", "cascade"),
 ]
 SAMPLINGS = [(1.0, 1.0), (0.7, 0.95), (1.6, 0.8)]  # temperature, top-p
 ANSWERS, TOKENS = 50, 60
@@ -107,7 +105,7 @@ class Eager(Planner):
     """Runs every draft as it is."""
 
     def budget(self, most: int, context: int) -> Budget:
-        return Budget(min(most, 5), 0.0, self._trees)
+        return Budget(min(most, 5), 0.0)
 
     def cut(self, draft: Draft) -> Draft:
         return draft
@@ -118,7 +116,7 @@ def excess(name: str, temperature: float, top_p: float, folder: Path) -> tuple[f
     answers; and how many drafted tokens held."""
     engine = Parts() if name == "self" else PathEngine(follows)
     made = drafter(name, folder, engine)
-    speculation = Speculation(made, Eager(made.priors, StepCosts(lambda: None, 8), 8, trees=name.endswith("trees")))
+    speculation = Speculation(made, Eager(made.priors, StepCosts(lambda: None, 8), 8))
     figures, counts = Figures(name), Counter[tuple[int, int]]()
     for seed in range(ANSWERS):
         options = SamplingOptions(temperature=temperature, top_p=top_p, seed=seed)
@@ -158,16 +156,14 @@ def test_sampling_has_the_models_distribution(name: str, temperature: float, top
 def test_the_test_fails_where_likely_drafts_are_simply_accepted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(logits: np.ndarray, draft: Draft, sampler: Callable[[Any], int]) -> tuple[list[int], list[int]]:
-        path, said, at = list[int](), list[int](), -1
-        parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
-        for node, (parent, token) in enumerate(zip(parents, draft.tokens, strict=True)):
-            p = np.exp(logits[at + 1] - logits[at + 1].max())
-            if parent == at and p[token] / p.sum() > 0.2:
-                at = node
-                path.append(node)
-                said.append(token)
-        return [*said, sampler(logits[at + 1])], path
+    def broken(logits: np.ndarray, draft: Draft, sampler: Callable[[Any], int]) -> list[int]:
+        said = list[int]()
+        for token in draft.tokens:
+            p = np.exp(logits[len(said)] - logits[len(said)].max())
+            if p[token] / p.sum() <= 0.2:
+                break
+            said.append(token)
+        return [*said, sampler(logits[len(said)])]
 
     monkeypatch.setattr(loop, "accept", broken)
     assert excess(name, 1.0, 1.0, tmp_path)[0] > 5
@@ -179,13 +175,6 @@ SHAPES = {
     "penalty": GenerateOptions(max_tokens=80, repetition_penalty=1.3),
     "context": GenerateOptions(max_tokens=500),
 }
-
-
-@pytest.fixture(scope="module")
-def with_trees(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
-    """The model of `by_layer` with a graph whose steps take trees."""
-    out = tmp_path_factory.mktemp("trees") / "six.edge"
-    return edge.export(six_layers, out, weights="fp32", trees=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -201,37 +190,37 @@ def with_successors(tmp_path_factory: pytest.TempPathFactory, by_layer: Bundle) 
 
 
 @pytest.fixture
-def speculating(by_layer: Bundle, with_trees: Bundle, with_successors: Bundle) -> Callable[[str, int], Model]:
-    """Makes the model with a drafter, by its name; steps that take trees are not made exact."""
+def speculating(by_layer: Bundle, with_successors: Bundle) -> Callable[[str, int], Model]:
+    """Makes the model with a drafter, by its name."""
 
     def make(name: str, context: int) -> Model:
         word, _, more = name.partition(", ")
         if more == "table":
             engine = open_engine(with_successors, context=context, threads=2, exact=True)
             return Model(with_successors, engine, Text(with_successors), speculate=word)
-        bundle, asked = with_trees if more else by_layer, f"model={by_layer.root}" if word == "model" else word
-        model = load(bundle.root, context=context, threads=2, speculate=asked, exact=not more)
-        assert isinstance(model, Model) and model.engine.takes_trees == (more == "trees")
+        asked = f"model={by_layer.root}" if word == "model" else word
+        model = load(by_layer.root, context=context, threads=2, speculate=asked)
+        assert isinstance(model, Model)
         return model
 
     return make
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Draft, list[int]]]:
-    """Every draft is run as it is; each, with the nodes of it that held."""
-    seen: list[tuple[Draft, list[int]]] = []
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Draft, int]]:
+    """Every draft is run as it is; each, with how many tokens of it held."""
+    seen: list[tuple[Draft, int]] = []
     accept = loop.accept
 
-    def watched(rows: Any, draft: Draft, sampler: Callable[[Any], int]) -> tuple[list[int], list[int]]:
-        said, path = accept(rows, draft, sampler)
+    def watched(rows: Any, draft: Draft, sampler: Callable[[Any], int]) -> list[int]:
+        said = accept(rows, draft, sampler)
         if draft.tokens:
-            seen.append((draft, path))
-        return said, path
+            seen.append((draft, len(said) - 1))
+        return said
 
     monkeypatch.setattr(loop, "accept", watched)
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5), 0.0, self._trees))
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5), 0.0))
     return seen
 
 
@@ -240,7 +229,7 @@ def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
     name: str,
     by_layer: Bundle,
     speculating: Callable[[str, int], Model],
-    runs: list[tuple[Draft, list[int]]],
+    runs: list[tuple[Draft, int]],
 ) -> None:
     """Piece by piece, as it streams."""
     drafted = speculating(name, 120)
@@ -258,14 +247,12 @@ def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
         tokens += got[-1].timings.speculation.drafted
     assert tokens > 100
     if name == "blend, table":
-        said = [(draft, path) for draft, path in runs if draft.grades[0] // SCORES >= SAID]
-        held, all_of_it = sum(len(path) for _, path in said), sum(len(draft.tokens) for draft, _ in said)
+        said = [(draft, held) for draft, held in runs if draft.grades[0] // SCORES >= SAID]
+        held, all_of_it = sum(each for _, each in said), sum(len(draft.tokens) for draft, _ in said)
         assert 50 < held < 0.9 * all_of_it, "what the table says was right, and wrong"
-    if name.endswith("trees"):
-        assert any(path != list(range(len(path))) for _, path in runs), "a branch held, beside one that did not"
 
 
-@pytest.mark.parametrize("name", ["blend, table", "recycle", "recycle, trees", "cascade, trees", "self=2,3"])
+@pytest.mark.parametrize("name", ["blend, table", "recycle", "cascade", "self=2,3"])
 @pytest.mark.usefixtures("runs")
 def test_a_chat_goes_on_after_an_interruption_in_a_step_with_a_draft(
     name: str, by_layer: Bundle, speculating: Callable[[str, int], Model], monkeypatch: pytest.MonkeyPatch

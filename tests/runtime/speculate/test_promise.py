@@ -117,11 +117,7 @@ class Foe:
 
     def __call__(self, logits: np.ndarray) -> int:
         self._said += 1
-        drafted = [
-            token
-            for i, token in enumerate(self.proposed.tokens)
-            if (self.proposed.parents is None and i == 0) or (self.proposed.parents and self.proposed.parents[i] == -1)
-        ]
+        drafted = self.proposed.tokens[:1]
         if drafted and self._said <= self._friendly:
             return drafted[0]
         return next(token for token in itertools.count(60 + self._said % 11) if token not in drafted)
