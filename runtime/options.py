@@ -171,6 +171,11 @@ def unless_none(check: Check) -> Check:
     return _stating(lambda value: None if value is None else check(value), wanted(check))
 
 
+def any_value(value: Any) -> Any:
+    """The check of an option that is looked at where the model is known."""
+    return value
+
+
 def number(
     name: str,
     what: str,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.export.request.export_request import ExportRequest
+from edge.export.tune.settings import Settings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.load_options import LoadOptions
@@ -35,6 +36,7 @@ SECTIONS: dict[str, tuple[type[Any], str]] = {
     "Text to text": (Text2TextOptions, "`generate`, `stream` and `candidates` of a `Text2Text`, and `edge run`"),
     "Transcription": (TranscribeOptions, "`transcribe` and `transcribe_stream` of a `Transcriber`, and `edge run`"),
     "Export": (ExportRequest, "`edge.export`, and `edge export`"),
+    "Tuning": (Settings, "`edge tune`, and its recipes, which name an option as the command line does"),
 }
 INTRO = """\
 # Options

@@ -19,7 +19,8 @@ DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 WIDTH = 110  # maximum columns of a help page
 
 Add = Callable[..., argparse.Action]  # as `Parser.options` gives it
-_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float}  # of what stands behind a flag, by the type
+# What reads what stands after a flag, by the type of the field.
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "Path": Path}
 
 
 class Parser(argparse.ArgumentParser):

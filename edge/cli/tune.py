@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import time
 import tomllib
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser
+from edge.cli.arguments import Parser, add_fields, taken
 from edge.cli.ending import interrupt
 from edge.cli.export import stages
 from edge.cli.run.terminal import CtrlC
@@ -27,18 +26,15 @@ if TYPE_CHECKING:
 
 NAME = "tune"
 HELP = "Train a model to do with fewer of its layers, for edge run --skip."
-# What a recipe may set, each an option of the same name, except for the model.
-OPTIONS = (
-    *("model", "policy", "layers", "ratio", "unit", "candidates", "penalty", "data", "prompts", "answer"),
-    *("temperature", "steps", "batch", "length", "rank", "rate", "loss", "seed", "precision", "weights"),
-)
+OF_RECIPES = ("model", "policy", "weights")  # texts that a recipe may set, besides the fields of Settings
 SPOKEN = 10  # steps from one line about the loss to the next, and whose mean it is
-FILES = ("data", "prompts")  # of a recipe, next to it
 OF_ANSWERS = ("answer", "temperature")  # what shapes the model's own answers
 BUNDLE = ".edge"
 
 
 def add_arguments(parser: Parser) -> None:
+    from edge.export.tune.settings import Settings
+
     source = "a model directory, a .gguf file, a catalog name or a hub id"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=source)
     add = parser.options()
@@ -48,28 +44,10 @@ def add_arguments(parser: Parser) -> None:
 
     add = parser.options("policy")
     add("--policy NAME", "first, skipdecode, unified or ffn")
-    add("--ratio R", "of all but skipdecode: the share of layers to skip (default: 0.15)", float)
-    add("--layers MIN-MAX", "of skipdecode: minimum and maximum of layers that run (default: half to all)")
-    add("--unit N", "of first: layers that one router decides on (default: 1)", int)
-    add("--candidates N", "of first: units that have a router (default: some more than are skipped)", int)
-    add("--penalty X", "of first: how strongly --ratio is enforced, in nats (default: 60)", float)
-
-    add = parser.options("data")
-    add("--data FILE", "text, or JSONL lines with a text, or with a prompt and an answer", Path)
-    own = "prompts that the model answers itself, for training, with --data too (default: built-in ones)"
-    add("--prompts FILE", own, Path)
-    add("--answer N", "maximum tokens of these answers (default: 256)", int)
-    add("--temperature X", "temperature of these answers (default: 1)", float)
-
+    add_fields(add, "policy", Settings)
+    add_fields(parser.options("data"), "data", Settings)
     add = parser.options("training")
-    add("--steps N", "training steps (default: 300)", int)
-    add("--batch N", "sequences of a step (default: 4)", int)
-    add("--length N", "maximum tokens of a sequence (default: 320)", int)
-    add("--rank N", "of the LoRA adapters (default: 16)", int)
-    add("--rate X", "the highest learning rate (default: 0.001)", float)
-    add("--loss KIND", "distill (default): the untouched model's predictions; lm: the text; both")
-    add("--seed N", "repeats a run (default: 0)", int)
-    add("--precision KIND", "of products: bf16, fp32 or auto (default): what is faster")
+    add_fields(add, "training", Settings)
     add("--device NAME", "cpu or cuda (default: cuda where it is)")
     add("--threads N", "threads to compute with (default: Torch's)", int)
     add("--every N", "steps from one checkpoint to the next (default: 20)", int, default=20)
@@ -86,12 +64,15 @@ def command(args: argparse.Namespace) -> int:
     With -o NAME.edge all is done at once: the tuned model is kept in NAME, exported to NAME.edge, and measured next to
     the untuned one on sequences that were not trained on.
     """
+    from edge.export.tune.settings import Settings
+
     asked = {} if args.recipe is None else read_recipe(args.recipe)
     # Text that is given replaces the recipe's prompts, and prompts that are given its text.
     replaced = ["prompts", *OF_ANSWERS] if args.data is not None and args.prompts is None else []
     for name in [*replaced, *(["data"] if args.prompts is not None else [])]:
         asked.pop(name, None)
-    asked |= {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}
+    asked |= taken(args, Settings)
+    asked |= {name: value for name in OF_RECIPES if (value := getattr(args, name)) is not None}
     if "data" in asked and "prompts" not in asked and (useless := [name for name in OF_ANSWERS if name in asked]):
         raise InputError(
             f"--{useless[0]} is about answers of the model's own, and with --data alone it gives none; give --prompts "
@@ -122,17 +103,26 @@ def read_recipe(path: Path) -> dict[str, Any]:
         content = tomllib.loads(read_text(path, "The recipe"))
     except tomllib.TOMLDecodeError as e:
         raise InputError(f"The recipe {path} is not valid TOML: {e}.") from None
-    texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision", "weights")
-    numbers = ("ratio", "rate", "penalty", "temperature")
+    from edge.export.tune.settings import Settings
+    from edge.runtime.options import fields, has_option, option_of
+
+    known = {option_of(field).destination: field for field in fields(Settings) if has_option(field)}
+    asked = dict[str, Any]()
     for name, value in content.items():
-        if name not in OPTIONS:
+        if name not in known and name not in OF_RECIPES:
             raise InputError(f"The recipe {path} sets {name!r}, which is no option of edge tune.")
-        kinds: tuple[type, ...] = (str,) if name in texts else (int, float) if name in numbers else (int,)
+        field = known.get(name)
+        types = {"str"} if field is None or option_of(field).read else set(str(field.type).split(" | "))
+        kinds: tuple[type, ...] = (int, float) if "float" in types else (int,) if "int" in types else (str,)
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise InputError(f"The recipe {path} sets {name} to {value!r}, which is of the wrong kind.")
-        if name in FILES:
-            content[name] = path.parent / str(value)
-    return content
+        if field is None:
+            asked[name] = value
+        elif (read := option_of(field).read) is not None:
+            asked[field.name] = read(str(value))
+        else:
+            asked[field.name] = path.parent / str(value) if "Path" in types else value
+    return asked
 
 
 def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how: dict[str, Any]) -> int:
@@ -145,7 +135,7 @@ def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how:
         from edge.export.tune.bundle import tune_to_bundle
         from edge.export.tune.settings import Settings
         from edge.export.tune.trainer import Stopped
-    settings = Settings(span=_span(asked.pop("layers", None)), **asked)
+    settings = Settings(**asked)
     started = time.monotonic()
     outcome = None
     with _Interrupts(signal.SIGTERM) as stop, _training(settings.steps) as (progress, told, say):
@@ -175,15 +165,6 @@ def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how:
     show(found, title, {"untuned, off": outcome.untuned, "off": outcome.tuned})
     print(f"{out}: tuned for {settings.policy} in {took:.0f} s; {out.with_suffix('')} holds the model.")
     return 0
-
-
-def _span(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)-(\d+)", text)
-    if not found:
-        raise InputError(f"--layers {text!r} is no range of layers; write it like 20-30.")
-    return int(found[1]), int(found[2])
 
 
 class _Interrupts(CtrlC):

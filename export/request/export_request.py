@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.errors import ExportError, InputError
 from edge.export.quantize import METHODS
-from edge.runtime.options import Options, Others, check_together, option, unless_none
+from edge.runtime.options import Options, Others, any_value, check_together, option, unless_none
 
 PREFILL_WEIGHTS = ("int8", "none")
 QUICK, NORMAL, BEST = EFFORTS = ("quick", "normal", "best")
@@ -81,11 +81,6 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number, nor several with commas between them") from None
-
-
-def any_value(value: Any) -> Any:
-    """The check of an option that is looked at where the model is known."""
-    return value
 
 
 _LIMITS = "--bits, --size and --perplexity say the same in different ways; choose one of them."

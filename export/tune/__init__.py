@@ -65,7 +65,6 @@ def tune(
     from edge.export.tune.result import write_result
     from edge.export.tune.trainer import Trainer
 
-    settings.check()
     if out.exists():
         raise InputError(f"{out} exists; choose another folder for the tuned model, or remove it.")
     place = pick_device(device)

@@ -62,7 +62,6 @@ def tune_to_bundle(
         if path.exists():
             raise InputError(f"{path} exists; choose another name for the tuned bundle, or remove it.")
     settings = dataclasses.replace(settings, held=HELD)
-    settings.check()
     if weights is not None:
         METHODS.find(weights)
     with working(work, restart=restart):

@@ -69,8 +69,6 @@ def make_policy(settings: Settings, layers: int, hidden_size: int) -> TrainedPol
     name, policy = settings.policy, POLICIES.find(settings.policy)
     if layers < 3:
         raise InputError(f"Of {layers} decoder layers the first and the last always run, so there is nothing to tune.")
-    if settings.penalty is not None and not settings.penalty >= 0:
-        raise InputError(f"--penalty must be 0 or more, not {settings.penalty:g}.")
     of_routers = settings.unit != 1 or settings.candidates is not None or settings.penalty is not None
     if of_routers and not policy.traits.get("routers"):
         raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty do not apply.")
@@ -79,9 +77,6 @@ def make_policy(settings: Settings, layers: int, hidden_size: int) -> TrainedPol
         if value is not None and option != takes:
             others = ", ".join(other for other, entry in POLICIES.items() if entry.traits["takes"] == option)
             raise InputError(f"{name} takes {takes}; {option} belongs to {others}.")
-    for option, count in (("--unit", settings.unit), ("--candidates", settings.candidates)):
-        if count is not None and count < 1:
-            raise InputError(f"{option} must be 1 or more, not {count}.")
     made: TrainedPolicy = policy.load().make(layers, hidden_size, settings)
     return made
 
