@@ -2,7 +2,6 @@
 
     python benchmarks/cuda.py                             # bodies of random weights: 135M, 1B and 8B, float16 and int4
     python benchmarks/cuda.py --shapes 135M --batches 1   # the smallest, alone
-    python benchmarks/cuda.py --whisper base.edge --faster-whisper whisper-base-ct2/
 
 Speed does not depend on what weights say, so that nothing is downloaded. What other engines need is said where it is
 missing; the share of the memory's bandwidth is of what a copy of 4 GB reaches in the same run.
@@ -11,20 +10,18 @@ missing; the share of the memory's bandwidth is of what a copy of 4 GB reaches i
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+from report import Goal, Metric, figures_table, is_ours, ratio
 
 from edge.bundle import WEIGHTS, Bundle, BundleWriter, TensorFile
 from edge.export.facts.family import heads_of
@@ -66,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 GOALS = {"transformers": 3.0, "transformers, compiled": 1.2}  # tokens per second at batch 1, as a ratio
 SHARE = 0.6  # of the bandwidth, at 8B in int4
 
-Run = Callable[[int, int], float]  # tokens of a prompt, sequences: seconds
+Figures = dict[str, dict[str, list[float]]]  # values by label and engine
 
 
 class Contender(Protocol):
@@ -178,7 +175,7 @@ class Edge:
     """This runtime."""
 
     def __init__(self, kind: str, bundle: Bundle, provider: Provider, unread: int = 0) -> None:
-        self.name = f"edge, {kind}"
+        self.name = f"edge {kind}"
         self.engine = Engine(bundle, Variant(target=CUDA), provider)
         self.bytes = bundle.path(self.engine.target.decoder).with_name(WEIGHTS).stat().st_size - unread
         self._tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, CONTEXT)
@@ -278,39 +275,17 @@ class Transformers:
         return (time.perf_counter() - started) / DECODED
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """Medians of one engine over one body: seconds to the first token by prompt, and a step by sequences."""
-
-    name: str
-    bytes: int
-    first: dict[int, float]
-    step: dict[int, float]
-
-
-def measure(contenders: list[Contender], batches: list[int], prompts: tuple[int, ...], rounds: int) -> list[Found]:
-    """Rounds over all engines, so that a drift of the machine meets all alike."""
-    seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
-    for number in range(rounds + 1):  # the first one warms up
+def measure(contenders: Sequence[Contender], batches: Sequence[int], prompts: Sequence[int], rounds: int) -> Figures:
+    """Rounds over all engines, so that a drift of the machine meets all alike. The first one warms up."""
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    for number in range(rounds + 1):
         for each in contenders:
-            for prompt in prompts:
-                taken = each.first(prompt)
-                if number:
-                    seconds[each.name, "first", prompt].append(taken)
-            for batch in batches:
-                taken = each.decode(batch)
-                if number:
-                    seconds[each.name, "step", batch].append(taken)
+            values = {f"first token @ {prompt}": 1e3 * each.first(prompt) for prompt in prompts}
+            values |= {f"decode, batch {batch}": batch / each.decode(batch) for batch in batches}
+            for label, value in values.items() if number else ():
+                figures[label][each.name].append(value)
             print(f"round {number} of {rounds}: {each.name}", file=sys.stderr)
-    return [
-        Found(
-            each.name,
-            each.bytes,
-            {prompt: median(seconds[each.name, "first", prompt]) for prompt in prompts},
-            {batch: median(seconds[each.name, "step", batch]) for batch in batches},
-        )
-        for each in contenders
-    ]
+    return figures
 
 
 def bandwidth(device: str) -> float:
@@ -338,58 +313,36 @@ def row_bytes(shape: Mapping[str, Any]) -> int:
     return int(4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * dim)
 
 
-def share_of(found: Found, batch: int, row: int, speed: float) -> float:
-    """The share of the bandwidth that a step uses: its weights once, and the keys and values of all sequences."""
+def shares(figures: Figures, contenders: Sequence[Contender], batch: int, row: int, speed: float) -> Mapping[str, Any]:
+    """Percent of the bandwidth that steps use: weights once, and the keys and values of all sequences."""
     rows = batch * (PROMPTS[0] + WARM + DECODED / 2)
-    return (found.bytes + rows * row) / found.step[batch] / speed
+    steps = figures[f"decode, batch {batch}"]
+    return {
+        each.name: [100 * (each.bytes + rows * row) * rate / batch / speed for rate in steps[each.name]]
+        for each in contenders
+    }
 
 
-def show(name: str, found: list[Found], row: int, speed: float, console: Console) -> None:
+def show(name: str, figures: Figures, contenders: Sequence[Contender], row: int, speed: float) -> None:
     """Print a body's figures, and which goals are met."""
-    prompts, batches = list(found[0].first), list(found[0].step)
-    columns = [f"first token\nat {prompt}, ms" for prompt in prompts]
-    columns += [f"tokens/s,\nbatch {batch}" for batch in batches] + [
-        f"of bandwidth,\nbatch {batch}" for batch in batches
-    ]
-    table = Table("engine", *columns, title=f"{name}, medians")
-    for each in found:
-        speeds = [f"{batch / each.step[batch]:,.0f}" for batch in batches]
-        shares = [f"{share_of(each, batch, row, speed):.0%}" for batch in batches]
-        table.add_row(each.name, *(f"{each.first[p] * 1e3:.1f}" for p in prompts), *speeds, *shares)
-    console.print(table)
-    by_name = {each.name: each for each in found}
-    for ours in (each for each in found if each.name.startswith("edge")):
+    metrics = []
+    for label, values in figures.items():
+        first = label.startswith("first")
+        metrics.append(Metric(label, "ms" if first else "tokens/s", not first, values, 1 if first else 0))
+        if not first:
+            batch = int(label.split()[-1])
+            used = shares(figures, contenders, batch, row, speed)
+            metrics.append(Metric(f"of bandwidth, batch {batch}", "%", True, used))
+    names = [each.name for each in contenders]
+    print(f"\n{name}, medians\n{figures_table(metrics, names)}")
+    alone = figures.get("decode, batch 1", {})
+    for ours in filter(is_ours, alone):
         for peer, goal in GOALS.items():
-            if peer in by_name and 1 in batches:
-                ratio = by_name[peer].step[1] / ours.step[1]
-                console.print(f"{ours.name} / {peer}, batch 1: {ratio:.2f} (goal {goal})")
-        if name == "8B" and ours.name == "edge, int4" and 1 in batches:
-            console.print(f"{ours.name}: {share_of(ours, 1, row, speed):.0%} of bandwidth (goal {SHARE:.0%})")
-
-
-def whisper(bundle: Path, peer: Path, console: Console) -> None:
-    """A window of 30 s, next to faster-whisper in float16."""
-    from faster_whisper import WhisperModel
-
-    import edge
-    from edge.runtime.speech.transcribe import Transcriber
-
-    sound = np.random.default_rng(0).normal(0, 0.05, 480_000).astype(np.float32)
-    ours = edge.load(bundle, provider=CUDA, kind=Transcriber)
-    theirs = WhisperModel(str(peer), device="cuda", compute_type="float16")
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for number in range(ROUNDS + 1):
-        for name, run in (
-            ("edge", lambda: ours.transcribe(sound)),
-            ("faster-whisper", lambda: list(theirs.transcribe(sound, beam_size=1, language="en")[0])),
-        ):
-            started = time.perf_counter()
-            run()
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-    both = {name: median(taken) for name, taken in seconds.items()}
-    console.print(f"30 s of sound: edge {both['edge']:.3f} s, faster-whisper {both['faster-whisper']:.3f} s: "
-                  f"{both['faster-whisper'] / both['edge']:.2f} (goal 2.0)")  # fmt: skip
+            if peer in alone:
+                print(Goal(f"{ours} / {peer}, batch 1", ratio(alone, peer, ours).value, goal, True))
+        if name == "8B" and ours == "edge int4":
+            used = median(shares(figures, contenders, 1, row, speed)[ours])
+            print(Goal(f"{ours}: share of bandwidth", used / 100, SHARE, True))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -399,20 +352,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weights", nargs="+", choices=("float16", "int4"), default=["float16", "int4"])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes minutes")
-    parser.add_argument("--whisper", type=Path, help="a bundle of Whisper with graphs for CUDA")
-    parser.add_argument("--faster-whisper", type=Path, help="the same model for faster-whisper")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, console = parse(arguments), Console()
+    args = parse(arguments)
     support = find_support(CUDA)
     if support.missing is not None:
         sys.exit(f"Nothing can be measured here: {support.missing}")
     provider = open_provider(CUDA)
-    console.print(f"{support.devices[0].name}, {support.package}")
+    print(f"{support.devices[0].name}, {support.package}")
     speed = bandwidth("cuda")
-    console.print(f"a copy moves {speed / 1e12:.2f} TB/s")
+    print(f"a copy moves {speed / 1e12:.2f} TB/s")
     for name in args.shapes:
         checkpoint = RandomCheckpoint(name, SHAPES[name])
         with tempfile.TemporaryDirectory() as folder:
@@ -422,11 +373,9 @@ def main(arguments: list[str] | None = None) -> None:
             ]
             for compiled in (False, *([] if args.no_compile else [True])):
                 contenders.append(Transformers(checkpoint, "cuda", compiled=compiled))
-            found = measure(contenders, args.batches, PROMPTS, args.rounds)
-        show(name, found, row_bytes(SHAPES[name]), speed, console)
+            figures = measure(contenders, args.batches, PROMPTS, args.rounds)
+        show(name, figures, contenders, row_bytes(SHAPES[name]), speed)
         del contenders
-    if args.whisper is not None and args.faster_whisper is not None:
-        whisper(args.whisper, args.faster_whisper, console)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
-import random
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,14 +25,10 @@ import convert
 import machine
 import numpy as np
 import report
-from decoder_vs_peers import names_of, say
-from engines import engine_file
-from engines.decoding_engine import Unavailable
+from comparison import Comparison, add_common, names_of, parsed, say, write
+from engines import DECODER, Unavailable
 from numpy.typing import NDArray
-from processes import REST_S, Worker
-from sources import exporter_key
-
-from edge.home import cache_dir
+from processes import Worker
 
 OURS, PEER = "edge", "llama.cpp"
 VARIANTS = {OURS: "one token a step", PEER: "flash attention"}
@@ -49,16 +42,19 @@ CONTEXT, DECODED = 128, 64  # tokens of the timed prompts and answers
 
 @dataclass
 class Form:
-    """One point of the front: a bundle or a GGUF file."""
+    """One point of the front: a bundle or a GGUF file, whose name begins with its engine's."""
 
     name: str
-    engine: str
     path: Path
     megabytes: float  # of all its files
     perplexity: float = 0.0
     divergence: float = 0.0  # nats a token, from the float32 model
     same: float = 0.0  # share of tokens whose likeliest one is the float32 model's
     rates: list[float] = field(default_factory=list)  # tokens/s, by round
+
+    @property
+    def engine(self) -> str:
+        return self.name.split()[0]
 
 
 class LlamaLogits:
@@ -72,6 +68,7 @@ class LlamaLogits:
             str(path), n_ctx=WINDOW, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
         )
         self.vocab_size: int = self._llama.n_vocab()
+        self.close = self._llama.close
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         c, context = self._c, self._llama.ctx
@@ -90,9 +87,6 @@ class LlamaLogits:
         finally:
             c.llama_batch_free(batch)
 
-    def close(self) -> None:
-        self._llama.close()
-
 
 def main() -> int:
     """Make, measure, print, write. Returns the exit status."""
@@ -101,7 +95,7 @@ def main() -> int:
         if not path.is_file():
             print(f"front: there is no {path}", file=sys.stderr)
             return 2
-    work = (args.work or cache_dir() / "benchmarks") / convert.key(args.gguf)
+    work = args.work / convert.key(args.gguf)
     for folder in (args.out, work):
         folder.mkdir(parents=True, exist_ok=True)
     forms, skipped = make(args, work)
@@ -109,16 +103,16 @@ def main() -> int:
     base, ids = measure_quality(forms, args)
     del os.environ["OMP_WAIT_POLICY"]
     with (args.out / "front.log").open("w") as log:
-        warnings = measure_speed(forms, ids, args, log)
+        compared = Comparison(DECODER, args.threads, log, (sys.executable,), capacity=CONTEXT + DECODED + 16)
+        measure_speed(compared, forms, ids, args.rounds)
     say("\n" + table(forms, base) + "\n")
     for name, why in skipped.items():
         say(f"SKIPPED {name}: {why}")
-    for warning in warnings:
+    for warning in compared.warnings:
         say(f"WARNING: {warning}")
-    result: dict[str, Any] = {"machine": machine.description(), "gguf": args.gguf.name, "float32": base}
-    result["forms"] = [asdict(form) | {"path": form.path.name} for form in forms]
-    result |= {"skipped": skipped, "warnings": warnings}
-    (args.out / "front.json").write_text(json.dumps(result, indent=1) + "\n")
+    result: dict[str, Any] = {"gguf": args.gguf.name, "float32": base, "skipped": skipped}
+    result |= {"warnings": compared.warnings, "forms": [asdict(form) | {"path": form.path.name} for form in forms]}
+    write(args.out / "front.json", args.threads, result)
     plot(forms, base, f"{args.gguf.stem}, {args.threads} threads, {machine.cpu_name()}", args.out / "front.png")
     return 0
 
@@ -126,18 +120,17 @@ def main() -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--gguf", type=Path, required=True, help="the model, whose weights all forms are made of")
-    parser.add_argument("--text", type=Path, required=True, help="the text that is predicted")
+    add = parser.add_argument
+    add("--gguf", type=Path, required=True, help="the model, whose weights all forms are made of")
+    add("--text", type=Path, required=True, help="the text that is predicted")
+    add("--bits", type=_numbers, default=[4.6, 4.8, 5.2, 6.0], metavar="N,...", help="of int4 bundles")
+    add("--effort", default="normal", help="of `edge export` for int4 bundles; default: normal")
     types = partial(names_of, TYPES)
-    parser.add_argument("--bits", type=_numbers, default=[4.6, 4.8, 5.2, 6.0], metavar="N,...", help="of int4 bundles")
-    parser.add_argument("--effort", default="normal", help="of `edge export` for int4 bundles; default: normal")
-    parser.add_argument("--types", type=types, default=list(TYPES), metavar="NAME,...", help="of llama.cpp's files")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"to predict at most; default: {TOKENS:,}")
-    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
-    parser.add_argument("--work", type=Path, help="folder that keeps what is made; default: in the user's cache")
-    return parser.parse_args(arguments)
+    add("--types", type=types, default=list(TYPES), metavar="NAME,...", help="of llama.cpp's files")
+    add("--rounds", type=int, default=7)
+    add("--tokens", type=int, default=TOKENS, help=f"to predict at most; default: {TOKENS:,}")
+    add_common(parser)
+    return parsed(parser, arguments)
 
 
 def _numbers(text: str) -> list[float]:
@@ -149,17 +142,14 @@ def make(args: argparse.Namespace, work: Path) -> tuple[list[Form], dict[str, st
     forms, skipped = list[Form](), dict[str, str]()
     exports = {f"int4 {bits:g}": ("--weights", "int4", "--bits", f"{bits:g}") for bits in args.bits} | OTHERS
     for name, options in exports.items():
-        path = work / f"{name.replace(' ', '-')}-{args.effort}-{exporter_key()}.edge"
-        if not path.exists():
-            say(f"making {name}")
-            command = [sys.executable, "-m", "edge.cli.main", "export", str(args.gguf), "-o", str(path)]
-            try:
-                convert.run([*command, *options, "--effort", args.effort, "--draft-text", "0"])
-            except Unavailable as error:
-                skipped[name] = str(error)
-                continue
+        given = (*options, "--effort", args.effort, "--draft-text", "0")
+        try:
+            path = convert.bundle(args.gguf, work, f"{name.replace(' ', '-')}-{args.effort}", *given)
+        except Unavailable as error:
+            skipped[name] = str(error)
+            continue
         size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-        forms.append(Form(f"{OURS} {name}", OURS, path, size / 1e6))
+        forms.append(Form(f"{OURS} {name}", path, size / 1e6))
     for kind in args.types:
         path = work / f"{kind}.gguf"
         try:
@@ -169,7 +159,7 @@ def make(args: argparse.Namespace, work: Path) -> tuple[list[Form], dict[str, st
         except (ImportError, Unavailable) as error:
             skipped[f"{PEER} {kind}"] = str(error)
             continue
-        forms.append(Form(f"{PEER} {kind}", PEER, path, path.stat().st_size / 1e6))
+        forms.append(Form(f"{PEER} {kind}", path, path.stat().st_size / 1e6))
     return forms, skipped
 
 
@@ -214,60 +204,45 @@ def measure_quality(forms: Sequence[Form], args: argparse.Namespace) -> tuple[fl
     base = perplexity(reference, texts).perplexity
     say(f"float32: perplexity {base:.2f}")
     for form in forms:
-        with ExitStack() as stack:
-            if form.engine == PEER:
-                peer = LlamaLogits(form.path, args.threads)
-                stack.callback(peer.close)
+        if form.engine == PEER:
+            with closing(LlamaLogits(form.path, args.threads)) as peer:
                 found = compare(reference, peer, texts)
-            else:
-                engine = open_engine(open_bundle(form.path), context=WINDOW, threads=args.threads)
-                found = compare(reference, EngineLogits(engine, WINDOW), texts)
+        else:
+            engine = open_engine(open_bundle(form.path), context=WINDOW, threads=args.threads)
+            found = compare(reference, EngineLogits(engine, WINDOW), texts)
         form.perplexity, form.divergence, form.same = found.candidate, found.kl_mean, found.top1
         say(f"{form.name}: perplexity {form.perplexity:.2f}, divergence {form.divergence:.4f}")
     return base, ids
 
 
-def measure_speed(forms: Sequence[Form], ids: list[int], args: argparse.Namespace, log: Any) -> list[str]:
-    """Write tokens/s into the forms, in rounds over all of them, each on another piece of the text `ids`; returns what
-    may have spoiled them."""
-    watch, workers = machine.Watch(), dict[str, Worker]()
-    with ExitStack() as stack:
-        for form in forms:
-            engine = engine_file("edge" if form.engine == OURS else PEER)
-            settings = engine.VARIANTS[VARIANTS[form.engine]]
-            request = {"model": str(form.path), "threads": args.threads, "capacity": CONTEXT + DECODED + 16}
-            workers[form.name] = Worker(sys.executable, engine.__name__, log, request | {"settings": settings})
-            stack.callback(workers[form.name].close)
-        for number in range(args.rounds + 1):  # the first one warms
-            prompt = ids[number * CONTEXT : (number + 1) * CONTEXT]
-            for form in random.Random(number).sample(list(forms), len(forms)):
-                time.sleep(REST_S)
-                with watch.over(workers[form.name]):
-                    timed = workers[form.name].generate(prompt, DECODED)
-                if number:
-                    form.rates.append(1 / timed.decode_s)
-            say(f"speed: round {number} of {args.rounds}")
-        return watch.warnings(workers)
+def measure_speed(compared: Comparison, forms: Sequence[Form], ids: list[int], rounds: int) -> None:
+    """Write tokens/s into the forms, each round on another piece of the text `ids`."""
 
+    def answer(worker: Worker, number: int) -> dict[str, float]:
+        timed = worker.generate(ids[number * CONTEXT : (number + 1) * CONTEXT], DECODED)
+        return {"decode": 1 / timed.decode_s}
 
-def ratios(forms: Sequence[Form]) -> Mapping[str, float]:
-    """Tokens/s relative to the first form: medians of the rounds' ratios."""
-    return {form.name: median(a / b for a, b in zip(form.rates, forms[0].rates, strict=True)) for form in forms}
+    for form in forms:
+        compared.enter(form.name, lambda _, path=form.path: path, variants=[VARIANTS[form.engine]])  # type: ignore[misc]
+    compared.rounds(rounds, lambda worker: answer(worker, rounds), [answer])
+    for form in forms:
+        form.rates = compared.figures["decode"][form.name]
 
 
 def table(forms: Sequence[Form], base: float) -> str:
-    """The front in Markdown, smallest first."""
-    relative = ratios(forms)
+    """The front in Markdown, smallest first; speeds relative to the first form's, round by round."""
+    rates = {form.name: form.rates for form in forms}
     rows = [["", "MB", "perplexity", "more than float", "divergence", "same token", "tokens/s", "relative"]]
     for form in sorted(forms, key=lambda form: form.megabytes):
         quality = [f"{form.perplexity:.2f}", f"{form.perplexity / base - 1:.1%}", f"{form.divergence:.4f}"]
-        speed = [f"{median(form.rates):.1f}", f"{relative[form.name]:.2f}"]
+        relative = report.ratio(rates, forms[0].name, form.name).value
+        speed = [f"{median(form.rates):.1f}", f"{relative:.2f}"]
         rows.append([form.name, f"{form.megabytes:.1f}", *quality, f"{form.same:.1%}", *speed])
     return report.table(rows)
 
 
 def plot(forms: Sequence[Form], base: float, title: str, path: Path) -> None:
-    """Divergence and perplexity against megabytes and tokens/s; low and left, low and right is better."""
+    """Perplexity against megabytes and tokens/s; low and left, low and right is better."""
     import matplotlib
 
     matplotlib.use("Agg")

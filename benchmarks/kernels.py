@@ -11,25 +11,23 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from machine import cpu_name
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+from report import table
 
 from edge.runtime.kernels.library import DOMAIN, VARIABLE, Kernels, Layout, find_kernels
 from edge.runtime.onnx_proto import ModelProto
@@ -162,23 +160,20 @@ def paired(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, f
     return median(seconds[0]), median(seconds[1])
 
 
-def show(found: list[Found], form: str, console: Console) -> None:
+def show(found: list[Found], form: str) -> None:
     """Ratios to onnxruntime, and what several rows cost next to one."""
-    for block in dict.fromkeys(each.block for each in found):
-        for threads in dict.fromkeys(each.threads for each in found):
-            here = [each for each in found if (each.block, each.threads) == (block, threads)]
-            rows = list(dict.fromkeys(each.rows for each in here))
-            for title, value in (
-                ("times as fast as onnxruntime", lambda each, one: each.theirs / each.ours),
-                ("of what one row costs", lambda each, one: each.ours / one.ours),
-            ):
-                table = Table(title=f"{form}, blocks of {block}, {threads} thread(s): {title}")
-                for name in ("rows", *map(str, rows)):
-                    table.add_column(name, justify="right")
-                for shape in dict.fromkeys(each.shape for each in here):
-                    line = {each.rows: each for each in here if each.shape == shape}
-                    table.add_row(shape, *(f"{value(line[size], line[rows[0]]):.2f}" for size in rows))
-                console.print(table)
+    for block, threads in dict.fromkeys((each.block, each.threads) for each in found):
+        here = [each for each in found if (each.block, each.threads) == (block, threads)]
+        sizes = list(dict.fromkeys(each.rows for each in here))
+        for title, value in (
+            ("times as fast as onnxruntime", lambda each, one: each.theirs / each.ours),
+            ("of what one row costs", lambda each, one: each.ours / one.ours),
+        ):
+            lines = [["rows", *map(str, sizes)]]
+            for shape in dict.fromkeys(each.shape for each in here):
+                line = {each.rows: each for each in here if each.shape == shape}
+                lines.append([shape, *(f"{value(line[size], line[sizes[0]]):.2f}" for size in sizes)])
+            print(f"\n{form}, blocks of {block}, {threads} thread(s): {title}\n{table(lines)}")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -189,7 +184,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="of weights, of each shape")
     parser.add_argument("--without-avx512", action="store_true")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
@@ -205,7 +199,7 @@ def again_without_avx512() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, console = parse(arguments), Console(width=120)
+    args = parse(arguments)
     if args.without_avx512:
         again_without_avx512()
     kernels = find_kernels()
@@ -217,10 +211,8 @@ def main(arguments: list[str] | None = None) -> None:
             if SHAPES[shape][0] % block == 0:
                 found += measure(kernels, shape, block, args.threads, args.rows, args.megabytes)
                 print(f"blocks of {block}: {shape}", file=sys.stderr)
-    console.print(f"{platform.processor() or platform.machine()}, onnxruntime {ort.__version__}")
-    show(found, kernels.form, console)
-    if args.json is not None:
-        args.json.write_text(json.dumps([asdict(each) for each in found]), encoding="utf-8")
+    print(f"{cpu_name()}, onnxruntime {ort.__version__}")
+    show(found, kernels.form)
 
 
 if __name__ == "__main__":

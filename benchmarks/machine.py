@@ -46,8 +46,9 @@ class Watch:
 
     @contextmanager
     def over(self, worker: Worker) -> Iterator[None]:
-        """Watch while `worker` gives one answer."""
-        with self._over(lambda: worker.last_cpu_s):
+        """Watch while `worker` gives answers."""
+        before = worker.cpu_s
+        with self._over(lambda: worker.cpu_s - before):
             yield
 
     @contextmanager

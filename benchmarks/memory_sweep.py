@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drafting.replay import Setting
 from processes import PrivatePeak
 
 from edge.bundle import Bundle, open_bundle
@@ -57,7 +56,6 @@ class Case:
     prompt: int
     answer: int
     beams: int | None = None
-    audio: str | None = None
     drafter: str | None = None  # that was asked for
     context: int | None = None
 
@@ -98,7 +96,7 @@ def main() -> int:
     failed = 0
     for path in args.bundles:
         bundle = open_bundle(path)
-        for case in drafting(bundle, args.speculate) if args.speculate else cases(bundle, args.audio, args.quick):
+        for case in drafting(bundle, args.speculate) if args.speculate else cases(bundle, args.quick):
             outcome = measure(case)
             held = outcome.held(case)
             failed += not held
@@ -117,21 +115,20 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="*", type=Path)
-    parser.add_argument("--audio", help="a recording for speech bundles (default: noise)")
     parser.add_argument("--quick", action="store_true", help="two budgets and the longest prompts alone")
     parser.add_argument("--speculate", type=lambda text: text.split(","), help="drafters, separated by commas")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
+def cases(bundle: Bundle, quick: bool) -> Iterator[Case]:
     """Budgets from just enough to plenty, prompts from short to all that fits."""
     name, manifest = str(bundle.root), bundle.manifest
     if manifest.speech is not None:  # a window has one size: its length and context are given
         for beams in (None, BEAMS):
             enough = needed(planned(bundle, branches=beams).footprint)
             for times in BUDGETS[:1] if quick else (BUDGETS[0], BUDGETS[-1]):
-                yield Case(name, int(enough * times), 0, 0, beams, audio)
+                yield Case(name, int(enough * times), 0, 0, beams)
         return
     smallest = smallest_budget(bundle)
     most = needed(planned(bundle, context=manifest.context).footprint)
@@ -197,15 +194,13 @@ def measure(case: Case) -> Outcome:
 
 def planned(bundle: Bundle, budget: int | None = None, **asked: int | None) -> Plan:
     """The plan that `edge.load` and `edge run` make."""
-    return make_plan(bundle, budget, speculate="auto", kv=kv_dtypes(bundle), **asked)
+    return make_plan(bundle, budget, speculate=AUTO, kv=kv_dtypes(bundle), **asked)
 
 
 def run(case: Case) -> Outcome:
     """Load, answer, and look back at the peak. Runs in a fresh process."""
     import edge
     from edge.runtime.memory.process import held, private_bytes
-    from edge.runtime.speech.transcribe import Transcriber
-    from edge.runtime.text2text import Text2Text
 
     bundle = open_bundle(case.bundle)
     present = private_bytes()
@@ -214,13 +209,15 @@ def run(case: Case) -> Outcome:
     plan = model.engine.plan or planned(bundle)
     drafted = 0
     if case.drafter is not None:  # whatever is expected of its drafts
-        Setting(case.drafter, plan.demand.width - 1, 1).decide(model.speculation.planner)  # type: ignore[union-attr]
-    if isinstance(model, Transcriber):
+        from speculation import fix  # not sooner, because what is imported counts
+
+        fix(model.speculation, case.drafter, plan.demand.width - 1)  # type: ignore[union-attr]
+    if isinstance(model, edge.Transcriber):
         prompt, answer, windows = _transcribe(model, case)
         # What was said leads the next window's text; a first window has no such prompt.
         chunk = plan.demand.chunk if windows > 1 else FRAME + 1
         ran = replace(plan.demand, context=min(plan.demand.context, FRAME + answer), chunk=chunk)
-    elif isinstance(model, Text2Text):
+    elif isinstance(model, edge.Text2Text):
         prompt, answer = _translate(model, case)
         ran = Demand(answer, plan.demand.chunk, plan.demand.branches, plan.demand.branches, prompt)
     else:
@@ -268,16 +265,14 @@ def _translate(model: Any, case: Case) -> tuple[int, int]:
 
 
 def _transcribe(model: Any, case: Case) -> tuple[int, int, int]:
-    """A recording, or noise that swells and fades; the last number is that of windows."""
+    """Noise that swells and fades; the last number is that of windows."""
     import numpy as np
 
     from edge import TranscribeOptions
 
-    sound: Any = case.audio
-    if sound is None:
-        time = np.arange(RATE * SECONDS) / RATE
-        noise = np.random.default_rng(0).normal(size=len(time))
-        sound = (0.1 * noise * (1 + np.sin(5 * time))).astype(np.float32)
+    time = np.arange(RATE * SECONDS) / RATE
+    noise = np.random.default_rng(0).normal(size=len(time))
+    sound = (0.1 * noise * (1 + np.sin(5 * time))).astype(np.float32)
     transcript = model.transcribe(sound, TranscribeOptions(temperatures=(0.0,), beams=case.beams or 1))
     windows = math.ceil(transcript.duration * RATE / model.speech.window_samples)
     return 0, sum(len(segment.tokens) for segment in transcript.segments), windows

@@ -13,16 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from engines.decoding_engine import Timed
+from engines import Timed
 from worker import private_mb
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 REST_S = 0.3  # before another process answers: threads of the one before have stopped spinning by then
-
-
 LOOK_S = 0.01  # between two looks at a process's memory
-
-
 LIST_S = 0.1  # between two lists of a process's descendants, which take 2 ms each
 
 
@@ -101,7 +97,7 @@ class Worker:
         self._read()
 
     def generate(self, ids: list[int], n: int) -> Timed:
-        """One answer; see `engines.decoding_engine.Loaded`."""
+        """One answer; see `engines.EngineFile`."""
         got = self.ask("generate", ids=ids, n=n)
         return Timed(got["prefill_s"], got["decode_s"], got["tokens"])
 
@@ -118,7 +114,6 @@ class Worker:
         got = self._read()
         if idle_s > 0.5:
             self.idle_share = max(self.idle_share, (got["woken_cpu_s"] - cpu) / idle_s)
-        self.last_cpu_s = self.cpu_s - got["woken_cpu_s"]
         return got
 
     def _read(self) -> dict[str, Any]:

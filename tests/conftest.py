@@ -15,6 +15,7 @@ from tiny_decoders import six_layer_llama, tiny_llama
 
 from edge.bundle import Bundle, BundleWriter
 from edge.manifest import FORMAT_VERSION, Dims, Graph, KVLayer, KVLayout, Manifest, Source, TensorGroup, Tokens
+from edge.runtime.kernels.library import Kernels, find_kernels
 
 if TYPE_CHECKING:
     from edge.export.tune.network import Network
@@ -39,6 +40,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     home = tmp_path_factory.mktemp("edge-home")
     monkeypatch.setenv("EDGE_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def library() -> Kernels:
+    """The library of kernels, where it is installed and this processor can run it."""
+    found = find_kernels()
+    if found is None:
+        assert "EDGE_TEST_KERNELS_REQUIRED" not in os.environ, "they must be built, and run here"
+        pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
+    return found
 
 
 @pytest.fixture

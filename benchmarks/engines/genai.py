@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.decoding_engine import SCRIPTS, Loaded, Models, Timed, Unavailable
+from engines import DECODER, Models, Timed, Unavailable
 
 PACKAGE = "onnxruntime-genai"
 MODULES = ("onnxruntime_genai",)
@@ -19,15 +19,55 @@ BUILDER = {
     "block 64, head on the last row, fused MLP": ["block_size=64", "prune_lm_head=true", "fuse_mlp_gate_up=true"],
     "block 128, head on the last row, fused MLP": ["block_size=128", "prune_lm_head=true", "fuse_mlp_gate_up=true"],
 }
-VARIANTS: dict[str, dict[str, Any]] = {name: {} for name in BUILDER}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {DECODER: {name: {} for name in BUILDER}}
 _NEEDS = ("onnxruntime_genai", "torch", "transformers", "onnx", "onnx_ir")
+FROM_GGUF_NEEDS = (*_NEEDS[1:], "gguf", "safetensors", "edge")
+FIRST_TOKEN = """
+import json, sys
+import onnxruntime_genai as og
+
+model = og.Model(sys.argv[1])
+tokenizer = og.Tokenizer(model)
+stream = tokenizer.create_stream()
+messages = json.dumps([{"role": "user", "content": sys.argv[2]}])
+ids = tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+params = og.GeneratorParams(model)
+params.set_search_options(do_sample=False, max_length=len(ids) + 1)
+generator = og.Generator(model, params)
+generator.append_tokens(ids)
+generator.generate_next_token()
+print(stream.decode(generator.get_next_tokens()[0]), flush=True)
+"""
+# The model builder reads no quantized GGUF file, so that a folder of transformers' is made of it first.
+FROM_GGUF = (
+    """
+import json, subprocess, sys
+from pathlib import Path
+
+gguf, prompt, threads, cache, convert = sys.argv[1:]
+model, source = Path(cache) / "model", Path(cache) / "transformers"
+
+def made_by(*command):
+    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+
+if not model.is_dir():
+    made_by(convert, "decoder", gguf, str(source))
+    builder = ["-m", "onnxruntime_genai.models.builder", "-p", "int4", "-e", "cpu", "-c", str(Path(cache) / "builder")]
+    made_by(*builder, "-i", str(source), "-o", str(model))
+    config = json.loads((model / "genai_config.json").read_text())
+    config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = int(threads)
+    (model / "genai_config.json").write_text(json.dumps(config))
+sys.argv = ["", str(model), prompt]
+"""
+    + FIRST_TOKEN
+)
 
 
 def prepare(models: Models, variant: str, threads: int) -> Path:
     import convert
 
     options = BUILDER[variant]
-    source = convert.transformers_folder(models, "float32")
+    source = convert.transformers_folder(models)
     out = models.work / ("genai-" + ("-".join(o.replace("=", "_") for o in options) or "defaults"))
     if not out.is_dir():
         python = convert.python_with(models.pythons, *_NEEDS)
@@ -49,7 +89,13 @@ def _set_threads(path: Path, threads: int) -> None:
 
 
 def first_token(python: str, model: Path, prompt: str, threads: int, variant: str) -> list[str]:
-    return [python, str(SCRIPTS / "genai.py"), str(model), prompt]
+    return [python, "-c", FIRST_TOKEN, str(model), prompt]
+
+
+def from_gguf(python: str, gguf: Path, cache: Path, prompt: str, threads: int) -> list[str]:
+    import convert
+
+    return [python, "-c", FROM_GGUF, str(gguf), prompt, str(threads), str(cache), str(convert.__file__)]
 
 
 class _Genai:
@@ -79,6 +125,6 @@ class _Genai:
         return Timed(first - start, (end - first) / max(n, 1), tokens)
 
 
-def load(model: Path, threads: int, capacity: int, **settings: Any) -> Loaded:
+def load(model: Path, threads: int, capacity: int, task: str) -> _Genai:
     # Its KV buffers are as long as each generator asks for, so `capacity` is given there.
     return _Genai(model)

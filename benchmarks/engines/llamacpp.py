@@ -6,16 +6,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.decoding_engine import SCRIPTS, Loaded, Models, Timed
+from engines import DECODER, Models, Timed
 
 PACKAGE = "llama-cpp-python"
 MODULES = ("llama_cpp",)
 IMPORT = "import llama_cpp"
-VARIANTS: dict[str, dict[str, Any]] = {
-    "flash attention": {"flash_attn": True},
-    "no flash attention": {"flash_attn": False},
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    DECODER: {"flash attention": {"flash_attn": True}, "no flash attention": {"flash_attn": False}}
 }
 BATCH = 512
+FIRST_TOKEN = """
+import sys
+from llama_cpp import Llama
+
+path, prompt, threads, flash = sys.argv[1:]
+llm = Llama(path, n_threads=int(threads), n_threads_batch=int(threads), flash_attn=flash == "1", verbose=False)
+messages = [{"role": "user", "content": prompt}]
+for part in llm.create_chat_completion(messages, max_tokens=1, temperature=0, stream=True):
+    print(part["choices"][0]["delta"].get("content", ""), end="", flush=True)
+"""
 
 
 def prepare(models: Models, variant: str, threads: int) -> Path:
@@ -23,8 +32,12 @@ def prepare(models: Models, variant: str, threads: int) -> Path:
 
 
 def first_token(python: str, model: Path, prompt: str, threads: int, variant: str) -> list[str]:
-    flash = "1" if VARIANTS[variant]["flash_attn"] else "0"
-    return [python, str(SCRIPTS / "llamacpp.py"), str(model), prompt, str(threads), flash]
+    flash = "1" if VARIANTS[DECODER][variant]["flash_attn"] else "0"
+    return [python, "-c", FIRST_TOKEN, str(model), prompt, str(threads), flash]
+
+
+def from_gguf(python: str, gguf: Path, cache: Path, prompt: str, threads: int) -> list[str]:
+    return first_token(python, gguf, prompt, threads, "flash attention")
 
 
 class _LlamaCpp:
@@ -68,5 +81,5 @@ class _LlamaCpp:
             raise RuntimeError(f"llama_decode returned {status}")
 
 
-def load(model: Path, threads: int, capacity: int, **settings: Any) -> Loaded:
+def load(model: Path, threads: int, capacity: int, task: str, **settings: Any) -> _LlamaCpp:
     return _LlamaCpp(model, threads, capacity, **settings)

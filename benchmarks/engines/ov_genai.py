@@ -9,15 +9,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engines.decoding_engine import SCRIPTS, Loaded, Models, Timed, Unavailable
+from engines import DECODER, Models, Timed, Unavailable
 
 PACKAGE = "openvino-genai"
 MODULES = ("openvino_genai", "openvino_tokenizers")
 IMPORT = "import openvino_genai"
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paged attention": {"backend": "PA"},
-    "SDPA": {"backend": "SDPA"},
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    DECODER: {"paged attention": {"backend": "PA"}, "SDPA": {"backend": "SDPA"}}
 }
+FIRST_TOKEN = """
+import sys
+import openvino_genai as og
+
+folder, prompt, threads, backend = sys.argv[1:]
+settings = {"INFERENCE_NUM_THREADS": int(threads), "ATTENTION_BACKEND": backend, "CACHE_DIR": f"{folder}/cache"}
+pipeline = og.LLMPipeline(folder, "CPU", **settings)
+pipeline.generate(prompt, max_new_tokens=1, do_sample=False, streamer=lambda text: print(text, end="", flush=True))
+"""
+# Reads the GGUF file and lets OpenVINO keep its own copy, which the next run reads instead.
+FROM_GGUF = """
+import sys
+from pathlib import Path
+import openvino_genai as og
+
+gguf, prompt, threads, folder = sys.argv[1:]
+settings = {"INFERENCE_NUM_THREADS": int(threads)}
+model = Path(folder)
+if not (model / "openvino_model.xml").exists():
+    model /= Path(gguf).name  # a link, because the copy is written next to it
+    model.symlink_to(gguf)
+    settings["enable_save_ov_model"] = True
+pipeline = og.LLMPipeline(str(model), "CPU", **settings)
+pipeline.generate(prompt, max_new_tokens=1, do_sample=False, streamer=lambda text: print(text, end="", flush=True))
+"""
 _SAVE = "import sys, openvino_genai as og; og.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
 
 
@@ -38,7 +62,11 @@ def prepare(models: Models, variant: str, threads: int) -> Path:
 
 
 def first_token(python: str, model: Path, prompt: str, threads: int, variant: str) -> list[str]:
-    return [python, str(SCRIPTS / "ov_genai.py"), str(model), prompt, str(threads), VARIANTS[variant]["backend"]]
+    return [python, "-c", FIRST_TOKEN, str(model), prompt, str(threads), VARIANTS[DECODER][variant]["backend"]]
+
+
+def from_gguf(python: str, gguf: Path, cache: Path, prompt: str, threads: int) -> list[str]:
+    return [python, "-c", FROM_GGUF, str(gguf), prompt, str(threads), str(cache)]
 
 
 class _OpenVino:
@@ -74,5 +102,5 @@ class _OpenVino:
         return Timed(metrics.get_ttft().mean / 1e3, decode, tokens)
 
 
-def load(model: Path, threads: int, capacity: int, **settings: Any) -> Loaded:
+def load(model: Path, threads: int, capacity: int, task: str, **settings: Any) -> _OpenVino:
     return _OpenVino(model, threads, capacity, **settings)

@@ -103,7 +103,7 @@ def corpus(
         ran = subprocess.run(command, cwd=ROOT, env=plain, text=True, capture_output=True)
         assert ran.returncode == 0, ran.stderr
         if (answers / "speech.jsonl").exists():
-            paths = filter(None, [plain.get("PYTHONPATH"), str(ROOT), str(ROOT / "benchmarks")])
+            paths = filter(None, [plain.get("PYTHONPATH"), str(ROOT), str(ROOT / "tests" / "fixtures")])
             command = [sys.executable, noise_corpus.__file__, str(path), str(answers)]
             here = plain | {"PYTHONPATH": os.pathsep.join(paths)}
             ran = subprocess.run(command, env=here, text=True, capture_output=True)

@@ -22,7 +22,6 @@ from edge.runtime.load import load
 from edge.runtime.speech.evidence import Evidence, said_before
 from edge.runtime.speech.transcribe import Transcriber
 
-SOUNDS = 24
 LEVELS, SECONDS = (-45, -20, -8), (2, 4, 8)  # dB of full scale: nearly silent to loud
 OPTIONS: list[dict[str, Any]] = [
     {"temperatures": [0.0]},
@@ -47,10 +46,9 @@ def write(file: Path, lines: int, seed: int) -> None:
 
 
 def hear(bundle: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """Lines such as `speech.jsonl` has, of noise of every other kind, where each text is doubted."""
+    """Lines such as `speech.jsonl` has, of noise of every kind, where each text is doubted."""
     model = load(bundle, speculate="off", kind=Transcriber)
-    step = len(KINDS) // SOUNDS
-    for i, kind in enumerate(list(KINDS)[: step * SOUNDS : step]):
+    for i, kind in enumerate(KINDS):
         samples = noise(kind, SECONDS[i % 3], LEVELS[i % 3])
         sound = folder / f"{kind.replace(' ', '-')}.pcm"
         sound.write_bytes(samples.astype("<f4").tobytes())

@@ -8,21 +8,23 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import comparison
+import convert
+import decoder_vs_peers as bench
 import pytest
+import report
+from engines import DECODER, engine_file
 from places import BENCHMARKS
+from processes import Worker, WorkerFailed, first_byte
+from prompts import Prompts
 
+import edge
 from edge.bundle import Bundle
 
-FOLDER = BENCHMARKS
-import convert  # noqa: E402
-import decoder_vs_peers as bench  # noqa: E402
-import report  # noqa: E402
-from engines import ENGINES, engine_file  # noqa: E402
-from engines.decoding_engine import Models  # noqa: E402
-from processes import Worker, WorkerFailed, first_byte  # noqa: E402
-from prompts import Prompts  # noqa: E402
-
+ENGINES = ("edge", "onnxruntime-genai", "llama.cpp", "openvino-genai", "ctranslate2")
 DECODE = {"edge": [300.0, 150.0, 330.0], "onnxruntime-genai": [200.0, 120.0, 210.0], "llama.cpp": [180.0, 140.0, 190.0]}
 
 
@@ -94,6 +96,7 @@ def test_engines_are_compared_in_one_order_with_ours_first() -> None:
         (["--engines", "edge,vllm"], "there is no 'vllm'; there is: edge, onnxruntime-genai"),
         (["--variant", "llama.cpp=fastest"], "llama.cpp has no variant 'fastest'; it has: flash attention"),
         (["--threads", "0"], "--threads must be 1 or more, not 0"),
+        (["--contexts", "128,x"], "'128,x' is no list of lengths"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(
@@ -105,21 +108,53 @@ def test_a_wrong_option_is_refused_by_name(
 
 
 def test_engine_files_import_their_packages_only_when_they_load() -> None:
-    code = f"import sys; sys.path.insert(0, {str(FOLDER)!r}); from engines import *; import engines\n"
-    code += "for n in ENGINES: engines.engine_file(n)\nprint(*sys.modules)"
+    code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import engines\n"
+    code += "for n in engines._FILES: engines.engine_file(n)\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {m for name in ENGINES for m in engine_file(name).MODULES} & set(loaded)
 
 
 def test_an_absent_peer_is_skipped_with_a_line(
-    paper_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engine_file("llama.cpp"), "MODULES", ("no_such_module",))
-    models = Models(paper_bundle.root, tmp_path / "no.gguf", tmp_path, (sys.executable,))
-    run = bench.Bench(models, bench.QUICK, 1, StringIO(), None)  # type: ignore[arg-type]
-    run.enter("llama.cpp", None)
-    assert run.contenders == {}
+    compared = comparison.Comparison(DECODER, 1, StringIO(), (sys.executable,))
+    compared.enter("llama.cpp", Path)
+    assert compared.entrants == {} and compared.skipped == {"llama.cpp": "llama-cpp-python is not installed"}
     assert capsys.readouterr().out == "llama.cpp is SKIPPED: llama-cpp-python is not installed\n"
+
+
+def test_engines_take_turns_in_turned_order_and_rest_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(comparison.time, "sleep", lambda seconds: events.append("rest"))
+    compared = comparison.Comparison(DECODER, 1, StringIO())
+    for name in "ab":
+        compared.entrants[name] = comparison.Entrant(name, None, "", "", "", Path())  # type: ignore[arg-type]
+    worker = SimpleNamespace(cpu_s=0.0, idle_share=0.0, close=lambda: None)
+    monkeypatch.setattr(compared, "worker", lambda found: SimpleNamespace(**vars(worker), name=found.name))
+
+    def work(worker: Any, number: int = 0) -> dict[str, float]:
+        events.append(worker.name)
+        return {"s": 1.0}
+
+    compared.rounds(2, work, [work])
+    assert events == [step for name in "ababba" for step in ("rest", name)]  # unmeasured, a round, one turned
+    assert compared.figures == {"s": {"a": [1.0, 1.0], "b": [1.0, 1.0]}}
+
+
+@pytest.fixture(scope="module")
+def prefill_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    target = tmp_path_factory.mktemp("prefill") / "w.edge"
+    return edge.export(tiny_checkpoint, target, weights="int8", prefill_weights="int8", max_context=512, check=False)
+
+
+def test_the_decode_graph_alone_can_be_measured(prefill_bundle: Bundle) -> None:
+    engine = engine_file("edge")
+    settings = engine.VARIANTS[DECODER]["without the int8 prefill graph"]
+    loaded = engine.load(prefill_bundle.root, 1, 128, DECODER, **settings)
+    assert loaded.model.engine.prefill is None
+    timed = loaded.generate(list(range(3, 83)), 4)
+    assert len(timed.tokens) == 5 and timed.prefill_s > 0
 
 
 def test_a_folder_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -154,12 +189,10 @@ def test_a_process_that_writes_nothing_has_failed() -> None:
 
 
 def test_the_worker_gives_the_runtimes_own_greedy_tokens(tiny_bundle: Bundle) -> None:
-    import edge
-
     model = edge.load(tiny_bundle.root)
     prompt = "The moon changes its shape"
     ids = model.prompt_ids(prompt, raw=True)
-    request = {"model": str(tiny_bundle.root), "threads": 2, "capacity": 64, "settings": {}}
+    request = {"model": str(tiny_bundle.root), "threads": 2, "capacity": 64, "settings": {"task": DECODER}}
     worker = Worker(sys.executable, "engines.edge_runtime", sys.stderr, request)
     try:
         first, again = worker.generate(ids, 12), worker.generate(ids, 12)
@@ -175,7 +208,7 @@ def test_the_worker_gives_the_runtimes_own_greedy_tokens(tiny_bundle: Bundle) ->
 
 
 def test_an_engine_that_cannot_load_is_one_sentence(tmp_path: Path) -> None:
-    request = {"model": str(tmp_path / "none.edge"), "threads": 1, "capacity": 64, "settings": {}}
+    request = {"model": str(tmp_path / "none.edge"), "threads": 1, "capacity": 64, "settings": {"task": DECODER}}
     with pytest.raises(WorkerFailed, match=r"^BundleError: .*none\.edge"):
         Worker(sys.executable, "engines.edge_runtime", subprocess.DEVNULL, request)  # type: ignore[arg-type]
 
@@ -185,10 +218,11 @@ def test_a_whole_run_writes_every_metric(
 ) -> None:
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"only peers read it")
-    for name, value in {"CONTEXTS": (16, 128), "MEMORY_CONTEXT": 256, "MEMORY_PROMPT": 64, "MEMORY_TOKENS": 4}.items():
+    for name, value in {"MEMORY_PROMPT": 64, "MEMORY_TOKENS": 4}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "QUICK", bench.Plan(rounds=2, tokens=4, starts=1, trials=1))
     arguments = ["--bundle", str(tiny_bundle.root), "--gguf", str(gguf), "--engines", "edge", "--quick"]
+    arguments += ["--contexts", "16,128"]
     monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--out", str(tmp_path / "out"), "--work", str(tmp_path)])
     assert bench.main() == 0
     result = json.loads((tmp_path / "out" / "decoder_vs_peers.json").read_text())

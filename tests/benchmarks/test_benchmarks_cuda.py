@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cuda as bench
 import pytest
 from fake_cuda import FakeCuda
-from places import BENCHMARKS
-from rich.console import Console
-
-assert BENCHMARKS
-import cuda as bench  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -36,23 +32,27 @@ def test_a_body_runs_in_every_engine(tmp_path: Path) -> None:
     assert contenders[1].bytes < 0.6 * contenders[0].bytes  # each tensor begins on a page
     contenders.append(bench.Transformers(checkpoint, "cpu", compiled=False))
     found = bench.measure(contenders, [1, 3], (8, 20), 1)
-    assert [each.name for each in found] == ["edge, float16", "edge, int4", "transformers"]
-    assert all(seconds > 0 for each in found for seconds in (*each.first.values(), *each.step.values()))
+    assert list(found) == ["first token @ 8", "first token @ 20", "decode, batch 1", "decode, batch 3"]
+    for values in found.values():
+        assert list(values) == ["edge float16", "edge int4", "transformers"]
+        assert all(len(rounds) == 1 and rounds[0] > 0 for rounds in values.values())
     assert max(gpu.seen.runs) > 0, "steps were recorded"
 
 
-def test_shares_and_goals_follow_from_the_times(tmp_path: Path) -> None:
-    ours = bench.Found("edge, int4", 4_000, {8: 0.01}, {1: 0.001})
-    peers = [bench.Found(name, 9_000, {8: 0.02}, {1: 0.0036}) for name in ("transformers", "transformers, compiled")]
+def test_shares_and_goals_follow_from_the_times(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["edge int4", "transformers", "transformers, compiled"]
+    contenders: list[Any] = [SimpleNamespace(name=name, bytes=4_000) for name in names]
+    figures = {"first token @ 8": {name: [10.0] for name in names}}
+    figures["decode, batch 1"] = {"edge int4": [1_000.0], **{name: [1_000 / 3.6] for name in names[1:]}}
     row = bench.row_bytes(SHAPE)
     assert row == 2 * 2 * 2 * 16 * 2
-    assert bench.share_of(ours, 1, row, 1e9) == (4_000 + (8 + 2 + 1.5) * row) / 0.001 / 1e9
-    out = StringIO()
-    bench.show("8B", [ours, *peers], row, 1e7, Console(file=out, width=160))
-    said = out.getvalue()
-    assert "edge, int4 / transformers, batch 1: 3.60 (goal 3.0)" in said
-    assert "edge, int4 / transformers, compiled, batch 1: 3.60 (goal 1.2)" in said
-    assert "of bandwidth (goal 60%)" in said and "1,000" in said
+    share = (4_000 + (8 + 2 + 1.5) * row) / 0.001 / 1e9
+    assert bench.shares(figures, contenders, 1, row, 1e9)["edge int4"] == [pytest.approx(100 * share)]
+    bench.show("8B", figures, contenders, row, 1e7)
+    said = capsys.readouterr().out
+    assert "met     edge int4 / transformers, batch 1: 3.60 (>= 3.00)" in said
+    assert "met     edge int4 / transformers, compiled, batch 1: 3.60 (>= 1.20)" in said
+    assert "edge int4: share of bandwidth: 0.69 (>= 0.60)" in said and "1,000" in said
 
 
 def test_without_a_gpu_it_says_so_and_ends() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import first_answer
 import pytest
-from engines import engine_file
+import report
+from engines import DECODER, DECODERS, engine_file
 from processes import descendants, first_byte
 
 FILLS = """
@@ -32,7 +33,8 @@ def gguf(tmp_path: Path) -> Path:
 
 def _main(monkeypatch: pytest.MonkeyPatch, gguf: Path, *options: str) -> dict[str, object]:
     out = gguf.parent / "out"
-    monkeypatch.setattr(sys, "argv", ["first_answer", "--gguf", str(gguf), "--out", str(out), *options])
+    given = ["--gguf", str(gguf), "--out", str(out), "--work", str(out), *options]
+    monkeypatch.setattr(sys, "argv", ["first_answer", *given])
     monkeypatch.setattr(first_answer, "REST_S", 0.0)
     assert first_answer.main() == 0
     found: dict[str, object] = json.loads((out / "first_answer.json").read_text())
@@ -44,27 +46,26 @@ def _all_run(monkeypatch: pytest.MonkeyPatch, code: str, names: tuple[str, ...])
     for name in names:
         monkeypatch.setattr(engine_file(name), "MODULES", ("sys",))
         monkeypatch.setattr(engine_file(name), "IMPORT", "import sys")
-    commands = {name: lambda run: [run.python, "-c", code, str(run.cache)] for name in names}
-    monkeypatch.setattr(first_answer, "COMMANDS", commands)
-    monkeypatch.setattr(first_answer, "MAKING", {})
+        monkeypatch.setattr(engine_file(name), "from_gguf", lambda python, gguf, cache, *_: [python, "-c", code, cache])
+    monkeypatch.setattr(engine_file("onnxruntime-genai"), "FROM_GGUF_NEEDS", ())
 
 
 def test_every_round_begins_with_an_empty_cache_that_the_second_run_finds(
     gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _all_run(monkeypatch, FILLS, ("edge", "llama.cpp"))
-    result = _main(monkeypatch, gguf, "--rounds", "2")
+    result = _main(monkeypatch, gguf, "--rounds", "2", "--engines", "edge,llama.cpp")
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if " private, '" in line]
     assert [line.rpartition(" ")[2] for line in lines] == ["'first'", "'again'"] * 4
     assert {label: {e: len(v) for e, v in rounds.items()} for label, rounds in result["rounds"].items()} == {
-        label: {"edge": 2, "llama.cpp": 2} for label in first_answer.ROWS
+        label: {"edge": 2, "llama.cpp": 2} for label, *_ in first_answer.ROWS
     }
 
 
-def test_ratios_are_of_this_runtime_over_each_peer(gguf: Path) -> None:
-    bench = first_answer.Bench(first_answer.parse(["--gguf", str(gguf)]), sys.stderr)
-    bench.figures["first run"] |= {"edge": [10.0, 30.0, 12.0], "llama.cpp": [1.0, 2.0, 2.0]}
-    row = first_answer.report.ratios_table(bench.metrics, ["edge", "llama.cpp"]).splitlines()[2]
+def test_ratios_are_of_this_runtime_over_each_peer() -> None:
+    compared = first_answer.Comparison(DECODER, 2, sys.stderr)
+    compared.figures["first run"] |= {"edge": [10.0, 30.0, 12.0], "llama.cpp": [1.0, 2.0, 2.0]}
+    row = report.ratios_table(compared.metrics(first_answer.ROWS), ["edge", "llama.cpp"]).splitlines()[2]
     assert row.startswith("| first run (less is better) |") and "10.00 (6.00-15.00) llama.cpp" in row
 
 
@@ -73,12 +74,12 @@ def test_an_engine_that_is_absent_or_dies_is_skipped_with_a_sentence(
 ) -> None:
     _all_run(monkeypatch, "import sys; sys.exit(3)", ("edge", "llama.cpp", "onnxruntime-genai"))
     monkeypatch.setattr(engine_file("llama.cpp"), "MODULES", ("no_such_module",))
-    monkeypatch.setattr(first_answer, "MAKING", {"onnxruntime-genai": ("no_such_builder",)})
-    result = _main(monkeypatch, gguf)
+    monkeypatch.setattr(engine_file("onnxruntime-genai"), "FROM_GGUF_NEEDS", ("no_such_builder",))
+    result = _main(monkeypatch, gguf, "--engines", "edge,llama.cpp,onnxruntime-genai")
     assert result["skipped"] == {
         "edge": "its first-token script wrote nothing and ended with status 3",
         "llama.cpp": "llama-cpp-python is not installed",
-        "onnxruntime-genai": "making its model of a GGUF file needs sys, no_such_builder in one environment",
+        "onnxruntime-genai": "making its model of a GGUF file needs no_such_builder in its environment",
     }
     assert "SKIPPED llama.cpp: llama-cpp-python is not installed" in capsys.readouterr().out
 
@@ -106,11 +107,10 @@ def test_descendants_include_those_of_children() -> None:
 
 
 def test_commands_name_the_file_the_cache_and_the_threads(gguf: Path, tmp_path: Path) -> None:
-    for name, command in first_answer.COMMANDS.items():
-        line = command(first_answer.Run("python", gguf, tmp_path / "cache", 3, "f32"))
+    for name in DECODERS:
+        line = engine_file(name).from_gguf("python", gguf, tmp_path / "cache", "Hello", 3)
         assert str(gguf) in line and "3" in line
         assert (str(tmp_path / "cache") in line) == (name in ("onnxruntime-genai", "openvino-genai"))
-        assert ("f32" in line) == (name == "openvino-genai")
 
 
 def test_a_file_that_is_not_there_is_one_sentence(

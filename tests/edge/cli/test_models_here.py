@@ -17,24 +17,11 @@ from edge import catalog
 from edge.bundle import Bundle
 from edge.catalog import Entry, UrlSource
 from edge.cli.main import main
-from edge.cli.run import made, recorded, source
+from edge.cli.run import made, recorded
 from edge.cli.run.recorded import Record
 from edge.errors import BundleError, InputError
 
 ASKED = ["the moon", "--raw", "--max-tokens", "2", "--context", "64"]
-
-
-@pytest.fixture
-def exports(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Exports give a bundle that is there already; their targets."""
-    made = list[Path]()
-
-    def export(given: object, contents: object, target: Path) -> None:
-        made.append(target)
-        shutil.copytree(pristine_tiny_bundle.root, target, dirs_exist_ok=True)
-
-    monkeypatch.setattr(source, "_export_apart", export)
-    return made
 
 
 @pytest.fixture

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from encoder_decoder_harness import tiny_model
-from transformers import T5Config
-from unigram_tokenizers import save_tokenizer
+from skip_models import segmented_t5
 
-import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.runtime.skip import loss
@@ -19,11 +16,7 @@ from edge.runtime.skip import loss
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("t5") / "tiny-t5"
-    tokenizer = save_tokenizer(folder, ["<pad>", "</s>", "<unk>"], "$A </s>")
-    sizes = {"d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 1, "num_decoder_layers": 4, "num_heads": 3}
-    tiny_model(T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **sizes)).save_pretrained(folder)
-    return edge.export(folder, folder.with_name("t5.edge"), weights="fp32", segments=1, check=False)
+    return segmented_t5(tmp_path_factory.mktemp("t5"))
 
 
 def profiled(bundle: Bundle, skips: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

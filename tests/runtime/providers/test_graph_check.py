@@ -20,7 +20,7 @@ from edge.errors import BundleError
 from edge.runtime.kernels import graph_check, graph_sizes
 from edge.runtime.kernels.graph import attends_to_bytes, kernel_graph
 from edge.runtime.kernels.graph_check import read_graph
-from edge.runtime.kernels.library import Kernels, find_kernels
+from edge.runtime.kernels.library import Kernels
 from edge.runtime.load import open_engine
 from edge.runtime.onnx_proto import ModelProto
 
@@ -28,14 +28,6 @@ GRAPH = "graphs/decoder.onnx"
 CASES, CASE_S = 60, 5.0
 
 Change = Callable[[onnx.ModelProto], object]
-
-
-@pytest.fixture
-def library() -> Kernels:
-    found = find_kernels()
-    if found is None:
-        pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
-    return found
 
 
 def edit(bundle: Bundle, change: Change, name: str = GRAPH) -> Path:

@@ -23,14 +23,6 @@ from edge.runtime.providers import cpu
 TOKENS = np.array([5, 7, 9])
 
 
-@pytest.fixture
-def library() -> Kernels:
-    found = find_kernels()
-    if found is None:
-        pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
-    return found
-
-
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> None:
     kernels.without_kernels.cache_clear()

@@ -24,21 +24,20 @@ from edge.home import cache_dir
 from edge.manifest import File
 from edge.runtime.kernels import library as kernels
 from edge.runtime.kernels import packed
-from edge.runtime.kernels.library import Kernels, find_kernels
+from edge.runtime.kernels.library import Kernels
 from edge.runtime.kernels.packed import END, KEPT, MARK, PackedWeights, packed_file
 from edge.runtime.load import open_engine
 
 TOKENS = np.array([5, 7, 9])
 
 
+pytestmark = pytest.mark.usefixtures("library")
+
+
 @pytest.fixture(autouse=True)
-def library(tiny_bundle: Bundle) -> Kernels:
-    found = find_kernels()
-    if found is None:
-        pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
+def nothing_said_yet() -> None:
     kernels.without_kernels.cache_clear()
     home._warn_of.cache_clear()
-    return found
 
 
 @pytest.fixture

@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from encoder_decoder_harness import tiny_model
 from paper_bundles import sealed_again
-from skip_models import in_units
-from transformers import T5Config
-from unigram_tokenizers import save_tokenizer
+from skip_models import in_units, segmented_t5
 
 import edge
 from edge.bundle import Bundle, open_bundle
@@ -43,12 +40,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A translator of four decoder layers, each of which matters, in segments of one."""
-    folder = tmp_path_factory.mktemp("t5") / "tiny-t5"
-    tokenizer = save_tokenizer(folder, ["<pad>", "</s>", "<unk>"], "$A </s>")
-    sizes = {"d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 1, "num_decoder_layers": 4, "num_heads": 3}
-    tiny_model(T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **sizes)).save_pretrained(folder)
-    return edge.export(folder, folder.with_name("t5.edge"), weights="fp32", segments=1, check=False)
+    return segmented_t5(tmp_path_factory.mktemp("t5"))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import statistics
 from pathlib import Path
@@ -25,7 +24,6 @@ from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.route import Route
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import TOKENS
-from edge.runtime.kernels.library import find_kernels
 from edge.runtime.kernels.units import Units, take_units
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
@@ -39,11 +37,7 @@ STEPS = [37, 1, 1, 5, 1, 2, 16]
 QUESTIONS = ["The moon changes its shape", "A train leaves at nine", "Why?"]
 
 
-@pytest.fixture(autouse=True)
-def kernels() -> None:
-    if find_kernels() is None:
-        assert "EDGE_TEST_KERNELS_REQUIRED" not in os.environ, "they must be built, and run here"
-        pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def over(bundle: Bundle, context: int = 64, **more: Any) -> Engine:

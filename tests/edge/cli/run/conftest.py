@@ -1,9 +1,11 @@
-"""The fixture that the tests of `edge run` share."""
+"""The fixtures that the tests of `edge run` share."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import fake_model, says
@@ -12,6 +14,8 @@ from edge.cli.main import main
 from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC
 from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.engine.variant import PLAIN
+from edge.runtime.load import Loading
 
 
 @pytest.fixture
@@ -24,6 +28,28 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return status, out, err
 
     return run
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a model in the place of every bundle."""
+
+    def serve(model: Any, engine: Any) -> None:
+        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
+        monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
+
+    return serve
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives the command its standard input."""
+
+    def pipe(data: bytes, terminal: bool = False) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        monkeypatch.setattr("sys.stdin.isatty", lambda: terminal)
+
+    return pipe
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import signal
@@ -22,8 +21,6 @@ from edge.cli.run.terminal import CtrlC, figures
 from edge.runtime import load as loading
 from edge.runtime.decode.answer import Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
-from edge.runtime.engine.variant import PLAIN
-from edge.runtime.load import Loading
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 
@@ -37,20 +34,15 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+def fake(tmp_path: Path, serve: Callable) -> Callable[..., object]:
     """Puts a model that gives certain answers in the place of every bundle."""
 
     def fake(*answers: str, **options: object) -> object:
         model, engine = fake_model(tmp_path / "fake.edge", says(*answers), **options)  # type: ignore[arg-type]
-        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
-        monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
+        serve(model, engine)
         return engine
 
     return fake
-
-
-def stdin_of(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 def test_an_answer_goes_to_standard_output_and_one_line_of_figures_to_standard_error(run: Run, fake: Callable) -> None:
@@ -127,10 +119,10 @@ def test_a_prompt_that_begins_with_a_dash_follows_two_dashes(run: Run, fake: Cal
 
 @pytest.mark.parametrize("args", [(), ("-",), ("-f", "-")], ids=["nothing", "dash", "file dash"])
 def test_the_prompt_is_read_from_standard_input(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+    run: Run, fake: Callable, pipe: Callable, args: tuple[str, ...]
 ) -> None:
     engine = fake("Hello")
-    stdin_of(monkeypatch, "Grüße\n".encode())
+    pipe("Grüße\n".encode())
     assert run("x.edge", *args)[:2] == (0, "Hello\n")
     assert "user\nGrüße\n".encode() in bytes(t for t in tokens_in(engine.steps) if t < 256)
 
@@ -219,14 +211,6 @@ def test_every_option_of_the_machine_reaches_what_loads_the_bundle(
         **{"speculate": "lookup", "exact": True, "skip": "unified:0.1", "provider": "cpu"},
     )
     assert given == [expected]
-
-
-def test_draws_with_a_seed_repeat(run: Run, tiny_bundle: Bundle) -> None:
-    def drawn(seed: int) -> str:
-        args = ("--temperature", 2, "--top-k", 50, "--top-p", 0.95, "--min-p", 0.01, "--repetition-penalty", 1.1)
-        return run(tiny_bundle.root, "The moon", "--max-tokens", 12, "--seed", seed, *args)[1]
-
-    assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_context_threads_and_chunk_reach_the_engine(run: Run, tiny_bundle: Bundle) -> None:
@@ -322,9 +306,9 @@ def test_a_missing_bundle_and_no_arguments_get_a_sentence(run: Run, tmp_path: Pa
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \n\n"])
 def test_empty_standard_input_and_an_empty_file_get_one_sentence(
-    run: Run, tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+    run: Run, tiny_bundle: Bundle, tmp_path: Path, pipe: Callable, data: bytes
 ) -> None:
-    stdin_of(monkeypatch, data)
+    pipe(data)
     assert run(tiny_bundle.root) == (
         2, "", "edge: Standard input is empty; give the model something to answer.\n"
     )  # fmt: skip
@@ -334,12 +318,12 @@ def test_empty_standard_input_and_an_empty_file_get_one_sentence(
 
 
 def test_a_prompt_that_is_not_utf_8_gets_one_sentence(
-    run: Run, tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tiny_bundle: Bundle, tmp_path: Path, pipe: Callable
 ) -> None:
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     status, _, err = run(tiny_bundle.root, "-f", tmp_path / "latin.txt")
     assert status == 2 and "latin.txt is not UTF-8 text (see byte 2)" in err
-    stdin_of(monkeypatch, b"\xff")
+    pipe(b"\xff")
     assert "Standard input is not UTF-8" in run(tiny_bundle.root)[2]
 
 
@@ -467,9 +451,9 @@ def test_on_a_terminal_without_a_prompt_a_chat_begins(tiny_bundle: Bundle) -> No
 
 @pytest.mark.parametrize("option", ["--raw", "--json"])
 def test_a_chat_takes_no_option_of_a_single_answer(
-    run: Run, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, option: str
+    run: Run, tiny_bundle: Bundle, pipe: Callable, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    stdin_of(monkeypatch, b"")
+    pipe(b"")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     status, _, err = run(tiny_bundle.root, option)
     assert status == 2 and f"A chat takes no {option}" in err

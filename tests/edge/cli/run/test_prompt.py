@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,20 +23,14 @@ from edge.errors import InputError
 posix = pytest.mark.skipif(sys.platform == "win32", reason="pipes and signals as POSIX has them")
 
 
-def stdin_of(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_all_parts_that_are_there_make_the_prompt_in_their_order(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
-) -> None:
+def test_all_parts_that_are_there_make_the_prompt_in_their_order(pipe: Callable, tmp_path: Path, seed: int) -> None:
     """The pipe, the files, the argument, with one blank line between them, however each of them ends."""
     choose = random.Random(seed)
     bodies = ["a report", "# Notes\n\nof two lines", "  indented", "Grüße\nan alle"]
     piped, *files, prompt = (choose.choice([None, *bodies]) for _ in range(4))
     ends = [choose.choice(["", "\n", "\r\n", "\n\n\n"]) for _ in range(3)]
-    stdin_of(monkeypatch, b"" if piped is None else (piped + ends[0]).encode())
+    pipe(b"" if piped is None else (piped + ends[0]).encode())
     paths = []
     for number, (text, end) in enumerate(zip(files, ends[1:], strict=True)):
         if text is not None:
@@ -68,8 +63,8 @@ def test_what_is_piped_is_seen_without_being_read(
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \r\n\n", b"\xef\xbb\xbf"])
-def test_a_pipe_with_nothing_in_it_changes_no_prompt(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    stdin_of(monkeypatch, data)
+def test_a_pipe_with_nothing_in_it_changes_no_prompt(pipe: Callable, data: bytes) -> None:
+    pipe(data)
     assert read_prompt("Why?\n", None) == "Why?\n"
 
 
@@ -96,23 +91,23 @@ def test_a_pipe_that_cannot_be_read_is_left_out_where_there_is_a_prompt(
         read_prompt("-", None)
 
 
-def test_a_dash_asks_for_what_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dash_asks_for_what_is_piped(pipe: Callable) -> None:
     for given in (("Why?", [Path("-")]), ("-", None)):
-        stdin_of(monkeypatch, b"")
+        pipe(b"")
         with pytest.raises(InputError, match="Standard input is empty"):
             read_prompt(*given)
-    stdin_of(monkeypatch, b"a report\n")
+    pipe(b"a report\n")
     assert read_prompt("Why?", [Path("-")]) == "a report\n\nWhy?"
 
 
-def test_what_is_piped_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    stdin_of(monkeypatch, b"\x89PNG\r\n\x1a\n\x00")
+def test_what_is_piped_is_text(pipe: Callable) -> None:
+    pipe(b"\x89PNG\r\n\x1a\n\x00")
     with pytest.raises(InputError, match="Standard input is not UTF-8 text"):
         read_prompt("What is in the picture?", None)
 
 
 def test_who_waits_for_standard_input_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pipe: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prompts, "PATIENCE_S", 0.05)
 
@@ -127,7 +122,7 @@ def test_who_waits_for_standard_input_is_told(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Slow())))
     assert read_prompt("Why?", None) == "Why?"
     assert capsys.readouterr().err.count("Waiting for standard input") == 1
-    stdin_of(monkeypatch, b"quick")
+    pipe(b"quick")
     read_prompt("Why?", None)
     time.sleep(0.1)
     assert capsys.readouterr().err == ""

@@ -36,19 +36,6 @@ def model(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "tiny"))
 
 
-@pytest.fixture
-def exports(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Exports give a bundle that is there already; their targets."""
-    made = list[Path]()
-
-    def export(given: Path, contents: object, target: Path) -> None:
-        made.append(target)
-        shutil.copytree(pristine_tiny_bundle.root, target, dirs_exist_ok=True)
-
-    monkeypatch.setattr(source, "_export_apart", export)
-    return made
-
-
 def here(given: Path, work: Callable[..., Any], *arguments: Any) -> Any:
     """In place of another process."""
     return work(*arguments)

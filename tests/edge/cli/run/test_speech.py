@@ -21,8 +21,6 @@ from fake_speech import DE, PREVIOUS, RATE, TRANSLATE, FakeSpeechEngine, Script,
 from sounds import write_wave
 
 from edge.bundle import Bundle
-from edge.runtime.engine.variant import PLAIN
-from edge.runtime.load import Loading
 from edge.runtime.speech.segments import Segment
 
 ONE = Script(said(0.0, " One.", 12.5, 13.0, " Two.", 30.0, 30.0))
@@ -36,13 +34,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeSpeechEngine]:
+def fake(tmp_path: Path, serve: Callable) -> Callable[..., FakeSpeechEngine]:
     """Puts a model that hears certain things in the place of every bundle."""
 
     def fake(*scripts: Script) -> FakeSpeechEngine:
         model, engine = fake_transcriber(tmp_path / "x.edge", *scripts or (ONE, THREE))
-        monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
-        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
+        serve(model, engine)
         return engine
 
     return fake
@@ -121,14 +118,8 @@ def test_a_temperature_is_where_the_fallback_begins(run: Run, fake: Callable, tm
 
 
 def test_segments_are_written_through_as_they_come(run: Run, fake: Callable, talk: Path, tmp_path: Path) -> None:
-    engine, seen = fake(), []
-    output, heard = tmp_path / "a.txt", engine.encode_audio
-
-    def encode_audio(*args: Any, **options: Any) -> Any:
-        seen.append(output.read_text() if output.exists() else None)
-        return heard(*args, **options)
-
-    engine.encode_audio = encode_audio
+    seen, output = [], tmp_path / "a.txt"
+    before_each_window(fake(), lambda: seen.append(output.read_text() if output.exists() else None))
     run("x.edge", "--audio", talk, "--output", output)
     assert seen == [None, "One.\nTwo.\n"]
 
@@ -136,13 +127,7 @@ def test_segments_are_written_through_as_they_come(run: Run, fake: Callable, tal
 @pytest.mark.parametrize(("option", "most"), [("--srt", 2), ("--json", 9)])
 def test_only_json_keeps_segments_to_its_end(run: Run, fake: Callable, tmp_path: Path, option: str, most: int) -> None:
     engine, kept = fake(Script(said(0.0, " Again.", 30.0, 30.0))), []
-    heard = engine.encode_audio
-
-    def encode_audio(*args: Any, **options: Any) -> Any:
-        kept.append(sum(type(each) is Segment for each in gc.get_objects()) - before)
-        return heard(*args, **options)
-
-    engine.encode_audio = encode_audio
+    before_each_window(engine, lambda: kept.append(sum(type(each) is Segment for each in gc.get_objects()) - before))
     gc.collect()
     before = sum(type(each) is Segment for each in gc.get_objects())
     out = run("x.edge", "--audio", write_wave(tmp_path / "long.wav", noise(300)), option)[1]
@@ -162,17 +147,31 @@ def test_damage_in_the_middle_keeps_what_was_transcribed(run: Run, fake: Callabl
     assert transcript["text"] == "One. Two. Three." and not transcript["complete"]
 
 
-def press_at_window(engine: FakeSpeechEngine, window: int, times: int = 1) -> None:
-    """Ctrl-C while a window is heard."""
+def pcm(seconds: float) -> bytes:
+    """Noise as it is piped in."""
+    return (noise(seconds) * 32767).astype("<i2").tobytes()
+
+
+def before_each_window(engine: FakeSpeechEngine, act: Callable[[], object]) -> None:
+    """Let something happen whenever a window is heard."""
     heard = engine.encode_audio
 
     def encode_audio(*args: Any, **options: Any) -> Any:
-        if len(engine.windows) == window:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+        act()
         return heard(*args, **options)
 
     engine.encode_audio = encode_audio  # type: ignore[method-assign]
+
+
+def press_at_window(engine: FakeSpeechEngine, window: int, times: int = 1) -> None:
+    """Ctrl-C while a window is heard."""
+
+    def press() -> None:
+        if len(engine.windows) == window:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    before_each_window(engine, press)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -207,14 +206,7 @@ def test_a_link_that_is_planted_while_the_model_computes_is_not_written_through(
 ) -> None:
     engine, output, secret = fake(), tmp_path / "a.txt", tmp_path / "secret"
     secret.write_text("secret")
-    heard = engine.encode_audio
-
-    def encode_audio(*args: Any, **options: Any) -> Any:
-        if not engine.windows:
-            output.symlink_to(secret)
-        return heard(*args, **options)
-
-    engine.encode_audio = encode_audio
+    before_each_window(engine, lambda: engine.windows or output.symlink_to(secret))
     assert run("x.edge", "--audio", talk, "--output", output)[0] == 0
     assert secret.read_text() == "secret" and not output.is_symlink()
     assert output.read_text() == "One.\nTwo.\nThree.\n"
@@ -284,43 +276,41 @@ def test_ctrl_c_ends_a_recording_whose_pipe_stays_open_without_a_crash(tmp_path:
         assert (status, process.stderr.read()) == (130, "interrupted\n")
 
 
-def stdin_of(monkeypatch: pytest.MonkeyPatch, samples: np.ndarray) -> None:
-    data = (samples * 32767).astype("<i2").tobytes()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
-def test_samples_are_read_from_a_pipe(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_read_from_a_pipe(run: Run, fake: Callable, pipe: Callable) -> None:
     engine = fake(Script(said(0.0, " Live.", 1.0)))
-    stdin_of(monkeypatch, noise(5))
+    pipe(pcm(5))
     status, out, err = run("x.edge", "--stdin-pcm")
     assert (status, out) == (0, "Live.\n") and "5.0 s heard" in err
     assert np.abs(np.concatenate(engine.windows) - noise(5)).max() < 1e-4
 
 
-def test_an_empty_pipe_gets_a_sentence(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake()
-    stdin_of(monkeypatch, noise(0))
-    status, out, err = run("x.edge", "--stdin-pcm")
-    assert (status, out) == (2, "")
-    assert err == "edge: Standard input ended without a sample; pipe 16-bit mono samples at 16,000 Hz into it.\n"
-
-
-def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [
+        (0, "Standard input ended without a sample; pipe 16-bit mono samples at 16,000 Hz into it."),
+        (0.05, "There is 0.05 s of sound, and nothing can be said in less than 0.1 s."),
+    ],
+)
+def test_a_pipe_with_too_little_gets_a_sentence(
+    run: Run, fake: Callable, pipe: Callable, seconds: float, sentence: str
 ) -> None:
-    engine = fake(ONE, Script(said(0.0, " Last words.", 2.0)))
-    stdin_of(monkeypatch, noise(33))
-    heard = engine.encode_audio
+    fake()
+    pipe(pcm(seconds))
+    assert run("x.edge", "--stdin-pcm") == (2, "", f"edge: {sentence}\n")
 
-    def encode_audio(*args: Any, **options: Any) -> Any:
+
+def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(run: Run, fake: Callable, pipe: Callable) -> None:
+    engine = fake(ONE, Script(said(0.0, " Last words.", 2.0)))
+    pipe(pcm(33))
+
+    def press() -> None:
         while sys.stdin.buffer.tell() < 33 * 2 * RATE:  # all of it was said
             time.sleep(0.05)
         if not engine.windows:
             time.sleep(0.05)
             signal.raise_signal(signal.SIGINT)
-        return heard(*args, **options)
 
-    engine.encode_audio = encode_audio
+    before_each_window(engine, press)
     status, out, _ = run("x.edge", "--stdin-pcm")
     assert (status, out) == (0, "One.\nTwo.\nLast words.\n")
 
@@ -367,13 +357,8 @@ def test_progress_stays_while_a_file_is_written(
 ) -> None:
     engine = fake()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    seen, heard = [], engine.encode_audio
-
-    def encode_audio(*args: Any, **options: Any) -> Any:
-        seen.append(sys.stderr.getvalue().rpartition("\r")[2])  # what the terminal shows
-        return heard(*args, **options)
-
-    engine.encode_audio = encode_audio
+    seen = []  # what the terminal shows
+    before_each_window(engine, lambda: seen.append(sys.stderr.getvalue().rpartition("\r")[2]))
     err = run("x.edge", "--audio", talk, "--output", tmp_path / "a.srt")[2]
     assert seen[0] == "00:00 of 00:33, 0%\x1b[K" and seen[1].startswith("00:30 of 00:33, 91%, ")
     assert err.rpartition("\r\x1b[K")[2].startswith("en · 33.0 s")
@@ -451,21 +436,11 @@ def test_a_file_without_sound_gets_one_sentence_and_status_2(
     assert err.startswith("edge: ") and err.endswith("\n") and err.count("\n") == 1
 
 
-def test_50_ms_from_a_pipe_get_one_sentence_and_status_2(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake()
-    stdin_of(monkeypatch, noise(0.05))
-    status, out, err = run("x.edge", "--stdin-pcm")
-    assert (status, out) == (2, "")
-    assert err == "edge: There is 0.05 s of sound, and nothing can be said in less than 0.1 s.\n"
-
-
 def test_a_terminal_as_a_microphone_is_told_how_to_pipe_one(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+    run: Run, fake: Callable, pipe: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake()
-    stdin_of(monkeypatch, noise(1))
+    pipe(pcm(1))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     status, _, err = run("x.edge", "--stdin-pcm")
     assert status == 2 and "pipe samples into it: arecord" in err
@@ -480,7 +455,7 @@ def test_a_failed_start_leaves_an_earlier_transcript(run: Run, fake: Callable, t
 
 @pytest.mark.parametrize("name", ["a.txt", "a.vtt", "a.json"])
 def test_a_failure_before_the_first_segment_leaves_an_earlier_transcript(
-    run: Run, fake: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    run: Run, fake: Callable, tmp_path: Path, pipe: Callable, name: str
 ) -> None:
     soundfile = pytest.importorskip("soundfile")
     soundfile.write(tmp_path / "talk.wav", np.full(RATE, np.nan, np.float32), RATE, subtype="FLOAT")
@@ -489,7 +464,7 @@ def test_a_failure_before_the_first_segment_leaves_an_earlier_transcript(
     status, _, err = run("x.edge", "--audio", tmp_path / "talk.wav", "--output", tmp_path / name)
     assert status == 2 and "is damaged: sample 0" in err
     assert (tmp_path / name).read_text() == "earlier"
-    stdin_of(monkeypatch, noise(0))
+    pipe(pcm(0))
     assert run("x.edge", "--stdin-pcm", "--output", tmp_path / name)[0] == 2
     assert (tmp_path / name).read_text() == "earlier"
 

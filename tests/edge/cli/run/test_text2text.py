@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import random
@@ -21,22 +20,19 @@ from fake_text2text import LANGUAGES, FakeText2TextEngine, fake_text2text
 from edge.bundle import Bundle
 from edge.cli.run.lines import Answer, side_by_side
 from edge.manifest import Generation, TextFormat
-from edge.runtime.engine.variant import PLAIN
-from edge.runtime.load import Loading
 
 Run = Callable[..., tuple[int, str, str]]
 NLLB = TextFormat([], [258], [257], LANGUAGES, "prefix", True, source="de_DE")
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeText2TextEngine]:
+def fake(tmp_path: Path, serve: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeText2TextEngine]:
     """Puts a model that changes texts by a function in the place of every bundle; lines are answered one by one."""
     monkeypatch.setattr("edge.runtime.providers.threads.default_threads", lambda: 1)
 
     def fake(output: Callable[[str], str] = str.upper, **options: object) -> FakeText2TextEngine:
         model, engine = fake_text2text(tmp_path / "fake.edge", output, **options)  # type: ignore[arg-type]
-        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
-        monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
+        serve(model, engine)
         return engine
 
     return fake
@@ -63,11 +59,6 @@ def press_in(engine: FakeText2TextEngine, text: str, times: int = 1) -> None:
         return output(given)
 
     engine._output = press
-
-
-def stdin_of(monkeypatch: pytest.MonkeyPatch, data: bytes, terminal: bool = False) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: terminal)
 
 
 def test_a_text_is_answered_and_figures_go_to_standard_error(run: Run, fake: Callable) -> None:
@@ -388,15 +379,13 @@ def test_a_line_that_is_too_long_is_named_before_anything_is_done(run: Run, fake
     assert engine.encoded == [] and not out.with_name("out.txt.part").exists()
 
 
-def test_lines_of_standard_input_are_answered_one_by_one(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_standard_input_are_answered_one_by_one(run: Run, fake: Callable, pipe: Callable) -> None:
     fake()
-    stdin_of(monkeypatch, b"one\n\ntwo\r\n")
+    pipe(b"one\n\ntwo\r\n")
     assert run("x.edge")[:2] == (0, "ONE\n\nTWO\n")
-    stdin_of(monkeypatch, b"one\ntwo\n")
+    pipe(b"one\ntwo\n")
     assert run("x.edge", "-")[1] == "ONE\nTWO\n", "a dash makes them one text"
-    stdin_of(monkeypatch, b"one\ntwo\n")
+    pipe(b"one\ntwo\n")
     assert run("x.edge", "-f", "-")[1] == "ONE\nTWO\n"
 
 
@@ -408,31 +397,33 @@ def test_lines_of_standard_input_are_answered_one_by_one(
     ],
 )
 def test_a_bad_line_of_standard_input_is_named_after_those_before_it(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch, data: bytes, sentence: str
+    run: Run, fake: Callable, pipe: Callable, data: bytes, sentence: str
 ) -> None:
     fake()
-    stdin_of(monkeypatch, data)
+    pipe(data)
     status, out, err = run("x.edge")
     assert (status, out) == (2, "OK\n") and sentence in err
 
 
 def test_on_a_terminal_each_line_is_answered_by_itself(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+    run: Run, fake: Callable, pipe: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake()
     typed = iter(["hello", "", "x" * 50, "two", "/quit", "never"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    stdin_of(monkeypatch, b"", terminal=True)
+    pipe(b"", terminal=True)
     status, out, err = run("x.edge")
     assert (status, out) == (0, "HELLO\nTWO\n") and "51 tokens" in err
     assert len(engine.encoded) == 2
 
 
-def test_ctrl_c_on_a_terminal_stops_one_answer(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_on_a_terminal_stops_one_answer(
+    run: Run, fake: Callable, pipe: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     press_in(fake(), "hello")
     typed = iter(["hello", "two"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed, None) or (_ for _ in ()).throw(EOFError))
-    stdin_of(monkeypatch, b"", terminal=True)
+    pipe(b"", terminal=True)
     status, out, _ = run("x.edge")
     assert (status, out) == (0, "\nTWO\n\n")
 

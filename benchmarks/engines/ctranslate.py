@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seq2seq.seq2seq_engine import SPEECH, TEXT, Heard, Loaded, Translated
+from engines import SPEECH, TEXT, Heard, Translated
 
 PACKAGE = "ctranslate2"
 MODULES = ("ctranslate2", "tokenizers", "numpy")
@@ -18,13 +18,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class _Speech:
-    def __init__(self, model: Path, threads: int) -> None:
+    def __init__(self, model: Path, settings: dict[str, Any]) -> None:
         import ctranslate2
 
         self._c = ctranslate2
-        self._model = ctranslate2.models.Whisper(
-            str(model), device="cpu", compute_type="int8", intra_threads=threads, inter_threads=1
-        )
+        self._model = ctranslate2.models.Whisper(str(model), **settings)
 
     def hear(self, pcm: str, features: str, prompt: list[int], suppress: list[int], beams: int, n: int) -> Heard:
         import numpy as np
@@ -41,16 +39,14 @@ class _Speech:
 
 
 class _Text:
-    def __init__(self, model: Path, threads: int) -> None:
+    def __init__(self, model: Path, settings: dict[str, Any]) -> None:
         import ctranslate2
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._model = ctranslate2.Translator(
-            str(model), device="cpu", compute_type="int8", intra_threads=threads, inter_threads=1
-        )
+        self._model = ctranslate2.Translator(str(model), **settings)
 
-    def translate(self, texts: list[str], beams: int, n: int, batch: int) -> Translated:
+    def translate(self, texts: list[str], beams: int, n: int) -> Translated:
         start = time.perf_counter()
         found = [self._one(text, beams, n) for text in texts]
         return Translated(time.perf_counter() - start, found)
@@ -61,5 +57,6 @@ class _Text:
         return str(self._tokenizer.decode([self._tokenizer.token_to_id(token) for token in best]))
 
 
-def load(model: Path, threads: int, capacity: int, task: str) -> Loaded:
-    return _Speech(model, threads) if task == SPEECH else _Text(model, threads)  # type: ignore[return-value]
+def load(model: Path, threads: int, capacity: int, task: str) -> _Speech | _Text:
+    settings = {"device": "cpu", "compute_type": "int8", "intra_threads": threads, "inter_threads": 1}
+    return (_Speech if task == SPEECH else _Text)(model, settings)
