@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,9 @@ def pytest_configure() -> None:
     """Torch with one thread, here and in what tests start: more cost tiny models more than they bring, and wait for
     each other on a busy machine. Tests that run beside others (pytest-xdist) have a core of their own: the threads of
     onnxruntime spin, and those of two sessions on the same cores wait for each other."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "torch" in sys.modules:  # which has read the variable when it was imported
+        sys.modules["torch"].set_num_threads(int(threads))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

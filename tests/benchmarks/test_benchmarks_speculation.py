@@ -104,24 +104,20 @@ def test_a_text_that_differs_is_found(
 ) -> None:
     from edge.runtime.decode import loop
 
-    def credulous(logits: Any, draft: Any, sampler: Any) -> tuple[list[int], list[int]]:
-        sampled = [*draft.tokens, sampler(logits[len(draft.tokens)])]
-        return sampled, list(range(len(draft.tokens)))
+    def credulous(logits: Any, draft: Any, sampler: Any) -> list[int]:
+        return [*draft.tokens, sampler(logits[len(draft.tokens)])]
 
     monkeypatch.setattr(loop, "accept", credulous)
     assert run(monkeypatch, tiny_bundle, questions, "--tokens", 40, "--check", "--forms", "lookup:3") == 1
     assert "differ: [('lookup:3', " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [Draft([101, 102], [0, 0]), Draft([101, 102, 103], [0, 0, 0], [-1, -1, 0]), Draft((), ())],
-)
+@pytest.mark.parametrize("draft", [Draft([101, 102], [0, 0]), Draft((), ())])
 def test_a_foe_says_nothing_that_was_drafted(draft: Draft) -> None:
     foe = rejected.Foe()
     for _ in range(30):
         foe.proposed = draft
-        assert foe(None) not in ([] if not draft.tokens else [101] if draft.parents is None else [101, 102])
+        assert foe(None) not in draft.tokens[:1]
 
 
 def test_every_drafter_is_timed_where_nothing_is_accepted(by_layer: Bundle, capsys: pytest.CaptureFixture[Any]) -> None:

@@ -35,7 +35,7 @@ from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
 from edge.export.targets.base import Wanted, check_wanted
 from edge.golden import noise
-from edge.runtime.check.golden import BLOCKED
+from edge.runtime.engine.tree import BLOCKED
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import Tree
 

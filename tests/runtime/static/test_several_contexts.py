@@ -9,7 +9,7 @@ from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, divergence, plai
 
 from edge.bundle import Bundle
 from edge.cli.inspect_targets import summary
-from edge.runtime.check.golden import BLOCKED
+from edge.runtime.engine.tree import BLOCKED
 from edge.runtime.engine.graphs.fixed_cache import FixedCache
 from edge.runtime.engine.tree import Tree
 from edge.runtime.profile.subject import Subject
