@@ -14,6 +14,7 @@ from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
+from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import SingleSession
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
@@ -28,11 +29,9 @@ class WholeGraph(SingleSession):
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         super().__init__(bundle, variant, provider)
-        self._steps = KeptSteps[Step, WholeBinding](provider, bundle.manifest.dims.vocab_size)
-
-    @property
-    def supports_batching(self) -> bool:
-        return batches(self.bundle, self.variant, self.session)
+        vocab = bundle.manifest.dims.vocab_size
+        self._steps = KeptSteps[Step, WholeBinding](provider, vocab)
+        self.several = Several(self.session, vocab) if batches(bundle, variant, self.session) else None
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
         check_memory(self.kv, rows, remote=False)
