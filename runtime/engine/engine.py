@@ -112,8 +112,9 @@ class Engine:
 
     @property
     def pads(self) -> bool:
-        """True if exact steps are padded to an even number of tokens: see `pad_to_even`."""
-        return self.exact and not self.independent
+        """True if exact steps are padded to an even number of tokens: see `pad_to_even`. Those that states take up are
+        not: a state would take up the last one twice."""
+        return self.exact and not self.independent and not self.bundle.manifest.states
 
     @cached_property
     def costs(self) -> CostCurve | None:

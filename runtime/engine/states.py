@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.runtime.limits import LASTING
 from edge.runtime.providers.base import Buffer, Provider
-
-LASTING = 8  # marks of places that a text may go back to
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,8 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     limit = None if plan is None else plan.demand.drafts
     context = engine.context + source_tokens(manifest, 0 if encoder is None else encoder.max_length)
     drafter = module.make(Setting(engine.bundle, context, argument, limit, engine.threads, engine))
-    trees = engine.takes_trees and encoder is None and not engine.exact  # an encoder-decoder's trees are beams
+    # An encoder-decoder's trees are beams, and a state takes up one token after another.
+    trees = engine.takes_trees and encoder is None and not engine.exact and not manifest.states
     kernels = find_kernels() if own else None
     slope = GUESSED_SLOPE if kernels is None else OWN_SLOPES.get(kernels.form, OWN_SLOPE)
     costs, even = (StepCosts(lambda: engine.costs, width, multiple, slope) for multiple in (1, 2))

@@ -16,6 +16,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import SingleSession
+from edge.runtime.engine.states import States
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
@@ -35,7 +36,9 @@ class WholeGraph(SingleSession):
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
         check_memory(self.kv, rows, remote=False)
-        return KVCache(self.provider, self.kv, rows, cross, spare, exact)
+        shapes = {state.input: state.shape for state in self.bundle.manifest.states}
+        states = States(self.provider, shapes) if shapes else None
+        return KVCache(self.provider, self.kv, rows, cross, spare, exact, states)
 
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want

@@ -3,16 +3,20 @@ whose other one attends to its rows."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from edge.bundle import Bundle
-from edge.manifest import KVLayer, KVLayout
+from edge.errors import BundleError, InputError
+from edge.manifest import KVLayer, KVLayout, State
+from edge.runtime.choose import choose
 from edge.runtime.decode.beam import Hypothesis, beam_search, new_cache
 from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.draft import NOTHING, Draft
@@ -28,8 +32,9 @@ from edge.runtime.engine.memory_of_text import TextMemory
 from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.states import LASTING, States
 from edge.runtime.engine.tree import Tree
-from edge.runtime.engine.variant import PLAIN
+from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.engine.want import LOGITS
+from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.providers import open_provider
 from edge.runtime.text.tokenizer import Text
@@ -276,6 +281,76 @@ def test_an_edited_turn_of_a_chat_and_one_that_nobody_heard_to_its_end(tiny_bund
         pieces.close()
     fresh._drop()  # it reads everything again
     assert fresh.generate("On", options).token_ids == chat.generate("On", options).token_ids
+
+
+@pytest.fixture
+def summing_bundle(tiny_bundle: Bundle) -> Bundle:
+    """The tiny bundle with a sum of all embeddings before its first layer, which is a state of the graph."""
+    manifest = tiny_bundle.manifest
+    path = tiny_bundle.path(manifest.graph("decoder").path)
+    model = onnx.load(path, load_external_data=False)
+    graph, hidden = model.graph, manifest.dims.hidden_size
+    place, embedding = next((i, node) for i, node in enumerate(graph.node) if "input_ids" in node.input)
+    embedded, node = embedding.output[0], onnx.helper.make_node
+    for other in graph.node:
+        other.input[:] = ["summed" if name == embedded else name for name in other.input]
+    added = [
+        node("CumSum", [embedded, "sum.axis"], ["sum.new"]),
+        node("Unsqueeze", ["past.0.sum", "sum.axis"], ["sum.old"]),
+        node("Add", ["sum.new", "sum.old"], ["sum.all"]),
+        node("Tanh", ["sum.all"], ["sum.flat"]),
+        node("Add", [embedded, "sum.flat"], ["summed"]),
+        node("Gather", ["sum.all", "sum.last"], ["present.0.sum"], axis=1),
+    ]
+    for n, each in enumerate(added, 1):
+        graph.node.insert(place + n, each)
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.int64), "sum.axis"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(-1, np.int64), "sum.last"))
+    for values, name in ((graph.input, "past.0.sum"), (graph.output, "present.0.sum")):
+        values.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", hidden]))
+    onnx.save(model, path)
+    return dataclasses.replace(
+        tiny_bundle, manifest=dataclasses.replace(manifest, states=[State(0, "sum", [hidden])], prefill=None)
+    )
+
+
+def test_a_graph_with_states_is_run_as_its_manifest_says(summing_bundle: Bundle) -> None:
+    """Chunks, single tokens, drafts, and texts side by side."""
+    engine = Engine(summing_bundle, Variant(exact=True, context=200), CPU)
+    text, cache = np.arange(3, 43), engine.new_cache()
+    whole = engine.step(cache, text, np.arange(len(text))).copy()
+    other = engine.new_cache()
+    for start, end in ((0, 20), (20, 21), (21, 22), (22, 40)):
+        cut = engine.step(other, text[start:end], np.arange(end - start))
+        np.testing.assert_allclose(cut, whole[start:end], rtol=0, atol=1e-4)
+    assert other.states is not None and other.states.at == 40 == other.length
+    assert other.truncate(30) == 0
+    np.testing.assert_array_equal(engine.step(other, text, np.arange(len(text))), whole)
+
+    options, prompts = GenerateOptions(max_tokens=20), ["The moon", "A train leaves at nine", "Kaffee"]
+    answers = {}
+    for speculate in ("lookup", "off"):
+        model = Model(summing_bundle, engine, Text(summing_bundle), speculate=speculate)
+        answers[speculate] = [model.generate(prompt, options).token_ids for prompt in prompts]
+    assert answers["off"] == answers["lookup"]
+    together = model.generate_all(prompts, options)
+    assert [each.token_ids for each in together] == answers["off"]
+
+
+def test_graphs_that_keep_no_states_are_refused(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = dataclasses.replace(by_layer.manifest, states=[State(0, "sum", [8])])
+    bundle = dataclasses.replace(by_layer, manifest=manifest)
+    with pytest.raises(InputError, match="has layers with states, which only its graph of all layers has"):
+        choose(bundle, LoadOptions(skip="unified:0.2"))
+    monkeypatch.setattr("edge.runtime.choose.target_for", lambda bundle, provider: "cuda")
+    with pytest.raises(InputError, match="choose the provider cpu"):
+        choose(bundle, LoadOptions())
+
+
+def test_a_state_of_another_shape_than_the_manifest_states_is_refused(summing_bundle: Bundle) -> None:
+    wider = dataclasses.replace(summing_bundle.manifest, states=[State(0, "sum", [3])])
+    with pytest.raises(BundleError, match=r"past\.0\.sum of the graph decoder has the shape .* the manifest states 3"):
+        Engine(dataclasses.replace(summing_bundle, manifest=wider), PLAIN, CPU)
 
 
 def test_a_step_that_would_be_filled_up_is_refused() -> None:
