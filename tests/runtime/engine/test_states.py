@@ -353,6 +353,20 @@ def test_a_state_of_another_shape_than_the_manifest_states_is_refused(summing_bu
         Engine(dataclasses.replace(summing_bundle, manifest=wider), PLAIN, CPU)
 
 
+def test_a_layer_may_keep_states_alone() -> None:
+    layout = KVLayout("float32", [KVLayer(0, 0), KVLayer(1, 8)])
+    first, second = (KVCache(CPU, layout, 10, states=States(CPU, {"past.0.sum": (3,)})) for _ in range(2))
+    slots = Slots(first, 2)
+    slots.join(first)
+    assert second.states is not None and second.nbytes == 3 * 4 + 10 * layout.bytes_per_token
+    second.length = second.states.at = 2
+    second.states.memory["past.0.sum"].array[:] = 5
+    slots.join(second)
+    slots.leave(first)
+    second.restore(second.snapshot())
+    assert second.states.part()["past.0.sum"].array.tolist() == [[5, 5, 5]]
+
+
 def test_a_step_that_would_be_filled_up_is_refused() -> None:
     with pytest.raises(AssertionError, match="filled|fills"):
         KVCache(CPU, Summing.kv, 8, exact=True, states=States(CPU, {"sum": (2,)}))
