@@ -32,8 +32,8 @@ from edge.export.targets.base import write_json
 from edge.export.targets.cuda import TYPES, CUDAModel, written
 from edge.export.targets.cuda.weights import BLOCK
 from edge.manifest import FORMAT_VERSION, Dims, KVLayout, Manifest, Source, TensorGroup, Tokens
-from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import TOKENS
 from edge.runtime.providers import find_support, open_provider
@@ -179,7 +179,7 @@ class Edge:
         self.engine = Engine(bundle, Variant(target=CUDA), provider)
         self.bytes = bundle.path(self.engine.target.decoder).with_name(WEIGHTS).stat().st_size - unread
         self._tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, CONTEXT)
-        self._steps: dict[int, tuple[BatchStep, Slots]] = {}
+        self._slots: dict[int, Slots] = {}
 
     def first(self, prompt: int) -> float:
         cache = self.engine.new_cache(prompt + DECODED)
@@ -203,19 +203,19 @@ class Edge:
 
     def _several(self, batch: int) -> float:
         engine, capacity = self.engine, PROMPTS[0] + WARM + DECODED
-        if batch not in self._steps:
-            slots = Slots(engine.new_cache(capacity), batch)
-            self._steps[batch] = BatchStep(engine, slots, batch, 1, TOKENS), slots
-        step, slots = self._steps[batch]
-        caches = [engine.new_cache(capacity) for _ in range(batch)]
-        for slot, cache in enumerate(caches):
-            slots.give(cache, slot)
+        if batch not in self._slots:
+            self._slots[batch] = engine.new_slots(capacity, batch)
+        slots = self._slots[batch]
+        slots.caches.clear()
+        for _ in range(batch):
+            cache = engine.new_cache(capacity)
+            slots.join(cache)
             engine.step(cache, self._tokens[: PROMPTS[0]], want=TOKENS)
-        tokens = [int(self._tokens[0])] * batch
+        tokens = np.repeat(self._tokens[:1], batch)
         for i in range(WARM + DECODED):
             if i == WARM:
                 started = time.perf_counter()
-            tokens = step.run(caches, tokens, [(0,)] * len(caches)).tolist()
+            tokens = engine.step_all(slots, tokens, want=TOKENS).copy()
         return (time.perf_counter() - started) / DECODED
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,26 @@ class KVLayout:
     def bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes in every layer's buffers."""
         return sum(2 * layer.heads * layer.head_dim * KV_DTYPES[self.dtype] for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class State:
+    """A state of a recurrent or convolutional layer, `past.{layer}.{name}`: [1, *shape], however long the text is. A
+    layer that has nothing else has 0 heads of 0 in the KV layout."""
+
+    layer: int
+    name: str
+    shape: list[int]
+    dtype: str = "float32"
+
+    @property
+    def input(self) -> str:
+        """Its name in the graphs."""
+        return f"past.{self.layer}.{self.name}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * KV_DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -313,6 +334,7 @@ class Manifest:
     short_rope: int | None = None  # LongRoPE: texts of so many tokens at most have position context + p in place of p
     segments: list[Segment] = field(default_factory=list)
     routers: str | None = None  # the file with a router's weights for each segment that can be left out
+    states: list[State] = field(default_factory=list)  # what layers keep of a text besides rows, or instead of them
     files: list[File] = field(default_factory=list)
 
     def graph(self, role: str) -> Graph:
@@ -330,7 +352,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of `edge.json`."""
-        return sealed(dataclasses.asdict(self))
+        fields = dataclasses.asdict(self)
+        if not self.states:  # a field that came later, which most models have no use for
+            del fields["states"]
+        return sealed(fields)
 
 
 def sealed(fields: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,9 @@ MOST_VOCAB = 1 << 24
 MOST_IDS = 1 << 16  # of a list, where the vocabulary is smaller
 MOST_TOKENS = (1 << 31) - 1  # of a text; graphs count them in 32 bits
 MOST_BYTES = 1 << 50
+MOST_STATES = 1 << 14
+MOST_STATE = 1 << 26  # numbers of one
+MOST_AXES = 6
 MOST_BEAMS = 1 << 10
 MOST_SAMPLES = 1 << 24  # of a window of sound
 MOST_FRAMES = 1 << 16  # that an encoder makes of one
@@ -54,6 +57,8 @@ def faults(manifest: Manifest) -> Iterator[str]:
     if manifest.kind not in KINDS:
         yield f"kind is {manifest.kind[:60]!r}, and this edge runs {', '.join(KINDS)}"
     yield from _size_faults(manifest)
+    if manifest.states:
+        yield from _state_faults(manifest)
     yield from _graph_faults(manifest)
     yield from _group_faults("groups", manifest.groups)
     if manifest.prefill is not None:
@@ -91,16 +96,40 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
             yield f"quality.{name[:100]} is {figure}"
     if manifest.kv.dtype != "float32":
         yield f"kv.dtype is {manifest.kv.dtype[:60]!r}, and this edge keeps float32"
-    yield from _layer_faults("kv", manifest.kv, manifest.dims.num_layers)
+    yield from _layer_faults("kv", manifest.kv, manifest.dims.num_layers, {state.layer for state in manifest.states})
 
 
-def _layer_faults(name: str, layout: KVLayout, layers: int) -> Iterator[str]:
+def _layer_faults(name: str, layout: KVLayout, layers: int, others: Container[int] = ()) -> Iterator[str]:
+    """Faults of the layers of a cache. others: layers that need none, because they keep something else."""
     if len(layout.layers) != layers:
         yield f"{name}.layers has {len(layout.layers)} entries for {layers} layers"
     for i, layer in enumerate(layout.layers):
+        if i in others and (layer.heads, layer.head_dim, layer.window) == (0, 0, None):
+            continue
         sized = 1 <= layer.heads <= MOST_WIDTH and 1 <= layer.head_dim <= MOST_WIDTH
         if not sized or (layer.window is not None and not 1 <= layer.window <= MOST_TOKENS):
             yield f"{name}.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
+
+
+def _state_faults(manifest: Manifest) -> Iterator[str]:
+    names = [state.input for state in manifest.states]
+    if len(names) > MOST_STATES or len(set(names)) != len(names):
+        yield f"states has {len(names)} entries, {len(set(names))} of them with names of their own"
+        return
+    for i, state in enumerate(manifest.states):
+        yield from _outside(f"states[{i}].layer", state.layer, 0, manifest.dims.num_layers - 1)
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", state.name) or state.name in ("key", "value"):
+            yield f"states[{i}].name is {state.name[:60]!r}, and it is a word in small letters, not key or value"
+        sized = 1 <= len(state.shape) <= MOST_AXES and all(1 <= size <= MOST_WIDTH for size in state.shape)
+        if not sized or math.prod(state.shape) > MOST_STATE:
+            yield f"states[{i}].shape is {str(state.shape[:MOST_AXES])[:100]}"
+        if state.dtype != "float32":
+            yield f"states[{i}].dtype is {state.dtype[:60]!r}, and this edge keeps float32"
+    # Tokens that a step repeats or leaves out, and texts that are run again, would be in the states.
+    there = {"prefill": manifest.prefill, "segments": manifest.segments, "short_rope": manifest.short_rope}
+    for name, value in there.items():
+        if value:
+            yield f"states and {name} are both there, and this edge runs no such model"
 
 
 def _graph_faults(manifest: Manifest) -> Iterator[str]:

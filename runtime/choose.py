@@ -47,7 +47,13 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     if not decoder and speculate != OFF and (options.beams or 1) > 1:
         raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
     policy = segments_policy(bundle, options.skip, speculate)
-    if (target := _target(bundle, options, policy)) is not None:
+    target = _target(bundle, options, policy)
+    if manifest.states and (policy is not None or target is not None):
+        raise InputError(
+            f"{manifest.name} has layers with states, which only its graph of all layers has; omit what skips layers, "
+            "and choose the provider cpu."
+        )
+    if target is not None:
         limit = options.memory
         if isinstance(limit, str):
             from edge.runtime.memory.sizes import parse_size

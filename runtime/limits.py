@@ -7,3 +7,4 @@ MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its ow
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 # Prompts that are answered at a time: 16 were as fast in 8 bits and 10% faster in 4, with twice the memory.
 SIDE_BY_SIDE = 8
+LASTING = 8  # places of a text that its states are kept of, so that it may go back to them

@@ -13,18 +13,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.decode.answer import FinishReason, Result, Timings, chooser, ends_of, result
 from edge.runtime.decode.answer_text import AnswerText, Said
 from edge.runtime.decode.generate_options import GenerateOptions
-from edge.runtime.decode.loop import prefill
+from edge.runtime.decode.loop import chosen, prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.route import Route
+from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text
@@ -34,30 +32,27 @@ _log = logging.getLogger(__name__)
 Asked = tuple[list[int], Block | None]
 """A prompt's token ids, and the block of thoughts that its answer may begin with."""
 
-WHOLE: Route = (0,)  # of a decoder that leaves nothing out
-
 
 class Growing:
     """An answer that grows token by token. asked: its prompt's token ids, and the block of thoughts that it may begin
-    with. cache: its keys and values, in a slot."""
+    with. capacity: maximum tokens of both."""
 
     def __init__(
-        self, place: int, asked: Asked, cache: KVCache, options: GenerateOptions, engine: Engine, text: Text
+        self, place: int, asked: Asked, capacity: int, options: GenerateOptions, engine: Engine, text: Text
     ) -> None:
         prompt, block = asked
         self.place = place
-        self.cache = cache
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt), simulated=engine.provider.simulated)
-        ends = ends_of(options, cache.capacity - len(prompt) + 1, block)
+        ends = ends_of(options, capacity - len(prompt) + 1, block)
         self.sampler = chooser(options, prompt, ends, block, text)
         self._said = AnswerText(text, ends, block)
         self._thoughts = list[str]()
         self._shown: list[str] | None = [] if options.stop or block is not None else None  # what streams show
         self._began = time.perf_counter()
 
-    def take(self, row: Any, asked: Want = LOGITS) -> FinishReason | None:
+    def take(self, row: Any, asked: Want) -> FinishReason | None:
         """Choose the next token by its logits [V], or by another result of the step (`asked`). Returns the reason if
         the answer ends."""
         timings = self._timings
@@ -65,7 +60,7 @@ class Growing:
             assert isinstance(self.sampler, Categorical)
             token = self.sampler.among(row)
         elif asked == TOKENS:
-            token = int(row)
+            token = chosen(row)
             if isinstance(self.sampler, Uncircling):
                 accepted = self.sampler.accepts(token)
                 assert accepted, "logits are asked for where tokens are not enough"
@@ -104,126 +99,94 @@ class Batch:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
         self._routes = engine.routes
         self._capacity = capacity
-        # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
-        self._multiple = 2 if engine.pads else 1
         self._slots = self._fitting()
-        self._steps: dict[tuple[int, Want], BatchStep] = {}  # by the number of rows and what is asked for
+        self._growing: dict[KVCache, Growing] = {}
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
         while True:
             try:
-                return Slots(self._engine.new_cache(self._capacity), self._rows(self._width))
+                return self._engine.new_slots(self._capacity, self._width)
             except MemoryError as e:
                 if self._width == 1:
                     raise InputError(f"There is no memory for a KV cache of {self._capacity} tokens.") from e
                 self._width //= 2
                 _log.warning("There is memory for %d prompts at a time.", self._width)
 
-    def _rows(self, sequences: int) -> int:
-        """Rows of a step of this many sequences."""
-        return -(-sequences // self._multiple) * self._multiple
-
     def answers(self, prompts: Sequence[Asked], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
         """Yield each prompt's index and answer, as they are finished; the longest prompts are begun first. Once the
         first one's options interrupt, all answers end where they are."""
         interrupted = options[0].interrupted
         waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i][0])))
-        growing: list[Growing] = []  # in the order of their slots
-        while waiting or growing:
+        engine, growing, caches = self._engine, self._growing, self._slots.caches
+        while waiting or caches:
             if interrupted():
                 break
-            if waiting and len(growing) < self._width and self._open(growing):
+            if waiting and len(caches) < self._width and self._open:
                 place = waiting[0]
                 asked, own = prompts[place], options[place]
-                cache = self._cache(asked, own, len(growing))
-                if self._alike(growing, cache):
+                cache = self._cache(asked, own)
+                if self._alike(cache):
                     waiting.popleft()
-                    new = Growing(place, asked, cache, own, self._engine, self._text)
-                    growing.append(new)
+                    self._slots.join(cache)
+                    growing[cache] = Growing(place, asked, cache.capacity, own, engine, self._text)
                     tokens = np.array(asked[0], np.int64)
-                    logits = prefill(self._engine, cache, tokens, chunk=self._chunk, interrupted=interrupted)
-                    ended = [] if logits is None else self._taken([new], logits)
-                    yield from self._left(growing, ended)
+                    logits = prefill(engine, cache, tokens, chunk=self._chunk, interrupted=interrupted)
+                    if logits is not None:
+                        yield from self._taken([cache], logits, LOGITS)
                     continue
-            wanted = self._asked(growing)
-            yield from self._left(growing, self._taken(growing, self._step(growing, wanted), wanted))
-        yield from ((each.place, each.whole("interrupted")) for each in growing)
+            wanted = self._asked()
+            tokens = np.array([growing[cache].tokens[-1] for cache in caches], np.int64)
+            yield from self._taken([*caches], engine.step_all(self._slots, tokens, want=wanted), wanted)
+        yield from ((growing[cache].place, growing[cache].whole("interrupted")) for cache in caches)
         yield from ((i, result("", [], "interrupted", Timings(len(prompts[i][0])))) for i in waiting)
 
-    def _cache(self, asked: Asked, options: GenerateOptions, slot: int) -> KVCache:
+    def _cache(self, asked: Asked, options: GenerateOptions) -> KVCache:
         """A cache for a prompt, as large as when it is answered alone."""
         prompt, block = asked
         context = self._engine.context
         cache = self._engine.new_cache(self._capacity)
         cache.capacity = cache.ends = min(context, len(prompt) + ends_of(options, context, block).most)
         cache.prompt = len(prompt)
-        self._slots.give(cache, slot)
         return cache
 
-    def _open(self, growing: Sequence[Growing]) -> bool:
-        """True if another answer may begin. Where layers depend on the length and are the same for all sequences of a
-        step, it may only begin together with the others."""
-        return self._free or not growing or growing[0].cache.length == growing[0].cache.prompt
+    @property
+    def _open(self) -> bool:
+        """True if another answer may begin. Where layers depend on the length and are the same for all texts of a step,
+        it may only begin together with the others."""
+        caches = self._slots.caches
+        return self._free or not caches or caches[0].length == caches[0].prompt
 
-    def _alike(self, growing: Sequence[Growing], cache: KVCache) -> bool:
+    def _alike(self, cache: KVCache) -> bool:
         """True if an answer in this cache runs through the same layers as those that grow, token by token."""
-        routes = self._routes
-        if routes is None or routes.free or not growing:
+        routes, caches = self._routes, self._slots.caches
+        if routes is None or routes.free or not caches:
             return True
-        return routes.pace(growing[0].cache) == routes.pace(cache)
+        return routes.pace(caches[0]) == routes.pace(cache)
 
     @property
     def _free(self) -> bool:
         """True if an answer may run through other layers than those next to it, or all tokens run through the same."""
         return self._routes is None or self._routes.free
 
-    def _asked(self, growing: Sequence[Growing]) -> Want:
+    def _asked(self) -> Want:
         """Return what a step is asked for: of logits in a device's memory only what the samplers need."""
-        engine, samplers = self._engine, [each.sampler for each in growing]
+        engine, samplers = self._engine, [each.sampler for each in self._growing.values()]
         if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
             return TOKENS
         if engine.remote and all(isinstance(sampler, Categorical) for sampler in samplers):
             return CANDIDATES
         return LOGITS
 
-    def _step(self, growing: Sequence[Growing], asked: Want) -> Any:
-        size, engine = self._rows(len(growing)), self._engine
-        step = self._steps.get((size, asked))
-        if step is None:
-            units = 1 if self._routes is None else len(self._routes.everything)
-            step = BatchStep(engine, self._slots, size, units, asked)
-            self._steps[size, asked] = step
-        caches = [each.cache for each in growing]
-        tokens, routes = [each.tokens[-1] for each in growing], [self._route(cache) for cache in caches]
-        return step.run(caches, tokens, routes, [limits for cache in caches for limits in self._limits(cache)])
-
-    def _route(self, cache: KVCache) -> Route:
-        """The units that the next token in a cache runs through."""
-        return WHOLE if self._routes is None else self._routes.next_units(cache)
-
-    def _limits(self, cache: KVCache) -> list[NDArray[np.float32] | None]:
-        """By what the next token in a cache leaves out units itself, where it may."""
-        routes = self._routes
-        return [] if routes is None or not routes.policy.limited else [routes.next_limits(cache)]
-
-    def _taken(self, growing: Sequence[Growing], rows: Any, asked: Want = LOGITS) -> list[tuple[Growing, FinishReason]]:
-        """The answers that end with the token that each takes from its row, of logits [S, V] or what else was asked
-        for, and why."""
-        found = [(each, each.take(row, asked)) for each, row in zip(growing, rows, strict=True)]
-        return [(each, finish) for each, finish in found if finish is not None]
-
-    def _left(
-        self, growing: list[Growing], ended: Sequence[tuple[Growing, FinishReason]]
-    ) -> Iterator[tuple[int, Result]]:
-        """Give out what ended, and let the last ones take the slots that become free."""
-        for each, finish in ended:
-            slot = growing.index(each)
-            last = growing.pop()
-            if last is not each:
-                growing[slot] = last
-                self._slots.move(last.cache, slot)
-            yield each.place, each.whole(finish)
+    def _taken(self, caches: Sequence[KVCache], rows: Any, asked: Want) -> Iterator[tuple[int, Result]]:
+        """Let each answer take a token from its row, of logits [B, V] or what else was asked for, and give out those
+        that end with it."""
+        finished = [self._growing[cache].take(row, asked) for cache, row in zip(caches, rows, strict=True)]
+        for cache, finish in zip(caches, finished, strict=True):
+            if finish is not None:
+                self._slots.leave(cache)
+                each = self._growing.pop(cache)
+                yield each.place, each.whole(finish)
 
 
 def _likeliest(sampler: Sampler) -> bool:

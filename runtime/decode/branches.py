@@ -24,11 +24,12 @@ class Branches:
 
     The first rows of the cache belong to all branches. Each step adds one token to each branch; a branch may be
     continued in several ways, or in none, which is its end. Rows of dead branches stay until there are enough to move
-    the others for. run: `Engine.step` or `Engine.likeliest`. cache: has at least one row. width: maximum branches at a
+    the others for. run: `Engine.step`. cache: has at least one row. width: maximum branches at a
     time.
     """
 
     def __init__(self, run: Callable[..., Made], cache: KVCache, width: int) -> None:
+        cache.fork(width)
         self._run = run
         self._cache = cache
         self._bias = np.empty((width, cache.capacity), np.float32)  # what the newest row of each branch attends to
@@ -51,6 +52,8 @@ class Branches:
                 attended = attended[:, rows]
             if cache.room < size:
                 return None
+        if cache.states is not None:
+            cache.states.copy_rows(parents)
         length, total = cache.length, cache.length + size
         bias = self._bias[:size, :total]
         bias[:, :length] = attended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.states import written
 
 if TYPE_CHECKING:
     from edge.runtime.engine.encoder import Cross
@@ -110,13 +112,19 @@ class CacheBinding:
             if name in self.names:
                 self._bound.input(name, buffer)
 
-    def keep(self, cache: KVCache) -> None:
-        """Bind the cache's keys and values, which the graph reads and writes in place."""
-        for i, pair in enumerate(cache.memory):
+    def keep(self, memory: Sequence[tuple[Buffer, Buffer]]) -> None:
+        """Bind the keys and values of each layer, which the graph reads and writes in place."""
+        for i, pair in enumerate(memory):
             for part, buffer in zip(("key", "value"), pair, strict=True):
                 if f"past.{i}.{part}" in self.names:  # not those of a layer that never runs
                     self._bound.input(f"past.{i}.{part}", buffer)
                     self._bound.output(f"present.{i}.{part}", buffer)
+
+    def keep_states(self, states: dict[str, Buffer]) -> None:
+        """Bind states, which the graph reads and writes in place."""
+        self.share(states)
+        for name, buffer in written(states).items():
+            self._bound.output(name, buffer)
 
     def take(self, inputs: dict[str, Buffer], outputs: dict[str, Buffer]) -> None:
         """Bind the inputs and outputs of the next step, unless they are bound already."""
@@ -159,7 +167,7 @@ class WholeBinding(CacheBinding):
         self.share({"seqlens_k": last, "total_sequence_length": total})
         if "key_positions" in self.names:
             self.share({"key_positions": provider.adopt(cache.positions)})
-        self.keep(cache)
+        self.keep(cache.memory)
 
     def attend(self, tree: Tree | None, size: int, length: int) -> None:
         """Set the rows that each of `size` tokens attends to, out of the `length` rows after the step: all rows before
@@ -190,6 +198,10 @@ class Step(StepBuffers):
         self._shared = bound
         if bound.bias is not None:
             self.inputs["attention_bias"] = cache.provider.part(bound.bias, (1, 1, size, cache.rows))
+        if cache.states is not None:
+            states = cache.states.part()
+            self.inputs |= states
+            self.outputs = outputs | written(states)
 
     def run(self, cache: KVCache, tree: Tree | None) -> None:
         """Run what was filled in, after the cache's rows, and append its tokens to them."""
@@ -202,5 +214,7 @@ class Step(StepBuffers):
             cache.contiguous = False
         if not cache.contiguous:
             cache.positions[start:end] = self.positions
+        if cache.states is not None:
+            cache.states.at += self.size if tree is None else 1
         cache.length = end
         shared.run(end)

@@ -47,7 +47,7 @@ class KVCache:
     `spare` rows, which a step may write that are dropped at once. `exact` says whether steps on this cache run even
     numbers of tokens (see `Engine`); it may change between two answers. `total` is what operators are told as the
     number of rows, where that is not how many there are. `states` are those of recurrent and convolutional layers,
-    where the model has some: such a text goes back only to places that were marked, and has no branches.
+    where the model has some: such a text goes back only to places that were marked, and its drafts are no trees.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
@@ -155,11 +155,13 @@ class KVCache:
         unit."""
         self.positions[self.length] = position[0]
         self.length += 1
+        if self.states is not None:
+            self.states.at += 1
         return self.length
 
     def copy_rows(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
-        """Keep only `rows`, in their order, and drop all others: what is left of a tree when its branches die."""
-        assert self.states is None, "a text with states has no branches"
+        """Keep only `rows`, in their order, and drop all others: what is left of a tree when its branches die. States
+        are those of branches, which `States.copy_rows` chooses."""
         keep = np.asarray(rows, np.intp)
         start = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))  # rows before this one stay in place
         moved = keep[start:]
@@ -169,6 +171,11 @@ class KVCache:
         self.positions[start : len(keep)] = self.positions[moved]
         self.contiguous = False
         self.length = len(keep)
+
+    def fork(self, branches: int) -> None:
+        """Make room for the states of so many branches of the text."""
+        if self.states is not None and self.states.widen(branches):
+            self.seat = Seat()
 
     def fit(self, upto: int) -> None:
         """Make room for steps up to the row `upto`. Caches of graphs for any number of rows have it already."""

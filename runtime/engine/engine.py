@@ -19,6 +19,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.graphs import open_graphs
 from edge.runtime.engine.prefill_engine import PrefillEngine
+from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.engine.want import LOGITS, Likeliest, Ranked, Want
@@ -99,6 +100,11 @@ class Engine:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
         return self.graphs.make_cache(rows, cross, int(self.pads or self.prefill is not None), self.pads)
 
+    def new_slots(self, capacity: int, width: int) -> Slots:
+        """Memory for up to `width` texts of up to `capacity` tokens each, which `step_all` runs together; MemoryError
+        where there is none."""
+        return Slots(self.new_cache(capacity), width)
+
     @property
     def independent(self) -> bool:
         """True if a row of a step has the same bits whatever rows are next to it. All steps are exact then."""
@@ -106,8 +112,9 @@ class Engine:
 
     @property
     def pads(self) -> bool:
-        """True if exact steps are padded to an even number of tokens: see `pad_to_even`."""
-        return self.exact and not self.independent
+        """True if exact steps are padded to an even number of tokens: see `pad_to_even`. Those that states take up are
+        not: a state would take up the last one twice."""
+        return self.exact and not self.independent and not self.bundle.manifest.states
 
     @cached_property
     def costs(self) -> CostCurve | None:
@@ -134,8 +141,8 @@ class Engine:
 
     @property
     def supports_batching(self) -> bool:
-        """True if a step can run one token of each of several sequences: see `edge.runtime.batch`."""
-        return self.graphs.supports_batching
+        """True if a step can run a token of each of several texts: see `step_all`."""
+        return self.graphs.several is not None
 
     @overload
     def step(
@@ -229,3 +236,21 @@ class Engine:
             raise failed(self.bundle, e) from e
         cache.length -= tokens.shape[0] - size
         return made[:count]
+
+    def step_all(self, slots: Slots, tokens: NDArray[np.int64], *, want: Want = LOGITS) -> Any:
+        """Run one of `tokens` [B] for each text in the slots, append it there, and return what is wanted of each: see
+        `step`. The result is overwritten by the next step of as many texts.
+
+        A text says what it says alone, whichever texts are next to it; exactly so where steps of one are exact.
+        """
+        if self.closed:
+            self.check_open()
+        several = self.graphs.several
+        if several is None:
+            raise InputError(f"The graphs of {self.bundle.manifest.name} run one text at a time.")
+        for cache in slots.caches:
+            cache.check_room(1)
+        try:
+            return several.run(slots, tokens, want)
+        except FAILURES as e:
+            raise failed(self.bundle, e) from e

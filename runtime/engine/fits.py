@@ -66,6 +66,10 @@ def _misfit(bundle: Bundle, value: str, name: str, shape: Sequence[Any], stated:
 def _stated(manifest: Manifest, value: str, turned: bool) -> Sizes:
     """Sizes that a manifest states for an input or output, by dimension."""
     kind, _, rest = value.partition(".")
+    if kind in ("past", "present"):
+        for state in manifest.states:
+            if state.input == f"past.{rest}":
+                return dict(enumerate(state.shape, 1))
     if kind == "logits":
         return {2: manifest.dims.vocab_size}
     if kind == "at":

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.runtime.limits import LASTING
 from edge.runtime.providers.base import Buffer, Provider
-
-LASTING = 8  # marks of places that a text may go back to
 
 
 @dataclass(frozen=True)
@@ -25,22 +24,23 @@ class StateSnapshot:
 class States:
     """The states of one text, or of several branches of it. See `TextMemory`.
 
-    `memory` holds them by their names in the graph, each [branches, ...], where sessions read and write them in place.
-    `at` is how many tokens they have taken up: a step adds its own. A state cannot be cut: `truncate` goes back to the
-    last `mark` that is early enough, or to the beginning.
+    `memory` holds them by their names in the graph, each [B, ...], where sessions read and write them in place; the
+    first `branches` of them are used. `at` is how many tokens each has taken up: a step adds its own. A state cannot be
+    cut: `truncate` goes back to the last `mark` that is early enough, or to the beginning.
 
     shapes: of each state, without branches.
     """
+
+    branches = 1
 
     def __init__(
         self,
         provider: Provider,
         shapes: Mapping[str, Sequence[int]],
-        branches: int = 1,
-        dtype: type[np.generic] = np.float32,
     ) -> None:
+        self._provider = provider
         self.memory: dict[str, Buffer] = {
-            name: provider.allocate((branches, *shape), dtype) for name, shape in shapes.items()
+            name: provider.allocate((1, *shape), np.float32) for name, shape in shapes.items()
         }
         self._lasting: list[StateSnapshot] = []
         self._latest: StateSnapshot | None = None
@@ -50,6 +50,23 @@ class States:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.memory.values())
 
+    def widen(self, branches: int) -> bool:
+        """Make room for so many branches. Returns True if that is other memory."""
+        if all(buffer.shape[0] >= branches for buffer in self.memory.values()):
+            return False
+        before = self.snapshot()
+        self.memory = {
+            name: self._provider.allocate((branches, *buffer.shape[1:]), buffer.dtype)
+            for name, buffer in self.memory.items()
+        }
+        self.restore(before)
+        return True
+
+    def part(self) -> dict[str, Buffer]:
+        """The states of the branches that are used."""
+        part, count = self._provider.part, self.branches
+        return {name: part(buffer, (count, *buffer.shape[1:])) for name, buffer in self.memory.items()}
+
     def reset(self) -> None:
         """Forget everything."""
         self._lasting, self._latest = [], None
@@ -58,7 +75,7 @@ class States:
     def _begin(self) -> None:
         for buffer in self.memory.values():
             buffer.array[:] = 0
-        self.at = 0
+        self.at, self.branches = 0, 1
 
     def mark(self, *, lasting: bool = False) -> None:
         """Remember this place, to which the text may go back; until the next one is marked, or as one of the last
@@ -70,11 +87,12 @@ class States:
             self._latest = made
 
     def snapshot(self, start: int = 0) -> StateSnapshot:
-        return StateSnapshot(self.at, [buffer.array.copy() for buffer in self.memory.values()])
+        return StateSnapshot(self.at, [buffer.array[: self.branches].copy() for buffer in self.memory.values()])
 
     def restore(self, snapshot: StateSnapshot) -> None:
         for buffer, kept in zip(self.memory.values(), snapshot.arrays, strict=True):
-            buffer.array[:] = kept
+            self.branches = len(kept)
+            buffer.array[: self.branches] = kept
         self.at = snapshot.at
 
     def truncate(self, length: int) -> int:
@@ -94,3 +112,9 @@ class States:
         branches = np.asarray(rows, np.intp)
         for buffer in self.memory.values():
             buffer.array[: len(branches)] = buffer.array[branches]
+        self.branches = len(branches)
+
+
+def written(states: Mapping[str, Buffer]) -> dict[str, Buffer]:
+    """States by the names of the outputs that write them."""
+    return {name.replace("past.", "present.", 1): buffer for name, buffer in states.items()}

@@ -22,6 +22,7 @@ from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorG
 from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.kernels.library import map_weights
 from edge.runtime.kernels.rows import UNIT
+from edge.runtime.limits import LASTING
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import instructions
 
@@ -73,7 +74,7 @@ WINDOWS = 4  # float copies of a window of sound, and its features
 # A table of a transcription's tokens, and what reading it takes, in multiples of the size of tokenizer.json.
 WORDS, WORDS_READING = MIB, 12
 # What each of several answers takes at a time.
-EACH = ("KV cache", "activations", "logits", "cross-attention KV", "encoder activations")
+EACH = ("KV cache", "states", "activations", "logits", "cross-attention KV", "encoder activations")
 SAMPLING = 3  # rows of logits that choosing a token works on, for each row
 
 
@@ -185,6 +186,9 @@ class MemoryModel:
             "activations": self._activations(demand),
             "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
         }
+        if self.manifest.states:  # of a text, at the places that it may go back to, and before a draft
+            copies = demand.branches * (1 + LASTING + 1)
+            running["states"] = copies * sum(state.nbytes for state in self.manifest.states)
         if demand.drafts:
             running["draft tables"] = demand.drafts
         if demand.prefill:

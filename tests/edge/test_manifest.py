@@ -11,7 +11,19 @@ import pytest
 from changes import changed
 
 from edge.errors import BundleError
-from edge.manifest import FORMAT_VERSION, ChatFormat, ChatSlot, Graph, Manifest, parse, sealed
+from edge.manifest import (
+    FORMAT_VERSION,
+    ChatFormat,
+    ChatSlot,
+    Graph,
+    KVLayer,
+    Manifest,
+    PrefillGraph,
+    Segment,
+    State,
+    parse,
+    sealed,
+)
 
 
 def resealed(manifest: Manifest, path: str, value: Any) -> str:
@@ -104,6 +116,61 @@ def test_a_field_that_cannot_be_right_is_named(manifest: Manifest, path: str, va
     with pytest.raises(BundleError, match=message) as caught:
         parse(resealed(manifest, path, value), "some/edge.json")
     assert str(caught.value).startswith("some/edge.json")
+
+
+def with_states(manifest: Manifest, **changes: Any) -> Manifest:
+    """A manifest whose first layer keeps two states and no rows; changes: of the first of them."""
+    first = dataclasses.replace(State(0, "scan", [4, 16]), **changes)
+    kv = dataclasses.replace(manifest.kv, layers=[KVLayer(0, 0), *manifest.kv.layers[1:]])
+    return dataclasses.replace(manifest, kv=kv, states=[first, State(0, "conv", [3, 64])])
+
+
+def test_states_are_written_where_there_are_some(manifest: Manifest) -> None:
+    assert "states" not in json.loads(manifest.to_json())
+    stateful = with_states(manifest)
+    assert parse(stateful.to_json(), "edge.json") == stateful
+    assert [(state.input, state.nbytes) for state in stateful.states] == [("past.0.scan", 256), ("past.0.conv", 768)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer": 1}, r"kv.layers\[0\] has 0 heads"),
+        ({"layer": 2}, r"states\[0\].layer is 2"),
+        ({"layer": -1}, r"states\[0\].layer is -1"),
+        ({"name": "conv"}, "states has 2 entries, 1 of them with names of their own"),
+        ({"name": "key"}, r"states\[0\].name is 'key'"),
+        ({"name": "../scan"}, r"states\[0\].name is '../scan'"),
+        ({"name": ""}, r"states\[0\].name is ''"),
+        ({"name": "s" * 61}, r"states\[0\].name is 's+'"),
+        ({"shape": []}, r"states\[0\].shape is \[\]"),
+        ({"shape": [4, 0]}, r"states\[0\].shape is \[4, 0\]"),
+        ({"shape": [1] * 7}, r"states\[0\].shape is "),
+        ({"shape": [1 << 20, 1 << 20]}, r"states\[0\].shape is "),
+        ({"shape": [10**30]}, r"states\[0\].shape\[0\]. must be a whole number"),
+        ({"dtype": "int8"}, r"states\[0\].dtype is 'int8', and this edge keeps float32"),
+    ],
+)
+def test_a_state_that_cannot_be_right_is_named(manifest: Manifest, changes: dict[str, Any], message: str) -> None:
+    stateful = with_states(manifest, **changes)
+    if changes == {"layer": 1}:  # then nothing says what the first layer keeps
+        stateful = dataclasses.replace(stateful, states=stateful.states[:1])
+    with pytest.raises(BundleError, match=message):
+        parse(stateful.to_json(), "edge.json")
+
+
+def test_states_go_with_nothing_that_repeats_or_leaves_out_tokens(manifest: Manifest) -> None:
+    others: dict[str, dict[str, Any]] = {
+        "short_rope": {"short_rope": 100},
+        "segments": {"segments": [Segment("start", [0]), Segment("end", [1])]},
+        "prefill": {
+            "prefill": PrefillGraph("int8", 1, manifest.groups),
+            "graphs": [*manifest.graphs, Graph("prefill", "graphs/prefill.onnx")],
+        },
+    }
+    for name, changes in others.items():
+        with pytest.raises(BundleError, match=f"states and {name} are both there"):
+            parse(dataclasses.replace(with_states(manifest), **changes).to_json(), "edge.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"text"', "null", "[" * 100_000])

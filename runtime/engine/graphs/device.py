@@ -19,6 +19,7 @@ from edge.runtime.engine.graphs.device_plan import LEAST, plan_for
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.protocol import context_of
 from edge.runtime.engine.graphs.seats import DeviceCache, Seats
+from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import check_sessions
 from edge.runtime.engine.graphs.whole import kept_step
 from edge.runtime.engine.tree import Tree
@@ -61,7 +62,9 @@ class DeviceGraph:
         check_sessions(bundle, self.sessions, self.encoder)
         self.kv = dataclasses.replace(bundle.manifest.kv, dtype=self.target.activations)
         self.seats = Seats(self.context)
-        self._steps = KeptSteps[Step, WholeBinding](provider, bundle.manifest.dims.vocab_size, remote=True)
+        vocab = bundle.manifest.dims.vocab_size
+        self._steps = KeptSteps[Step, WholeBinding](provider, vocab, remote=True)
+        self.several = Several(self.session, vocab) if self.encoder is None else None
 
     def _within(self, bundle: Bundle, limit: int, asked: int | None) -> int:
         """The context that the limit has room for: what is asked for, or as much as fits."""
@@ -106,10 +109,6 @@ class DeviceGraph:
         if name == "encoder" and self.target.encoder is not None:
             return self.bundle.file(self.target.encoder)
         return self.bundle.path(self.bundle.manifest.graph(name).path)
-
-    @property
-    def supports_batching(self) -> bool:
-        return self.encoder is None
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> DeviceCache:
         if rows < 1:

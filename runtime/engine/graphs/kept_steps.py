@@ -81,7 +81,7 @@ class KeptSteps(Generic[S, B]):
             return Ranked(step.outputs[LIKELIEST_LOGARITHMS].array, step.outputs[LIKELIEST_TOKENS].array)
         rows: NDArray[np.int64] = step.result.array[0]
         logits = None if self._remote else step.outputs["logits"].array[0]
-        _check_tokens(rows, logits, self._vocab, first)
+        check_tokens(rows, logits, self._vocab, first)
         return rows
 
 
@@ -104,7 +104,7 @@ class SharedLogits:
         return provider.part(shared, (1, rows, self._vocab))
 
 
-def _check_tokens(tokens: NDArray[np.int64], logits: NDArray[np.float32] | None, vocab: int, whole: bool) -> None:
+def check_tokens(tokens: NDArray[np.int64], logits: NDArray[np.float32] | None, vocab: int, whole: bool) -> None:
     """Put -1 in place of tokens [R] that a model does not have, or that have no finite logit in `logits` [R, V]: a
     graph passes over what is no number. whole: whether to look at all logits: one token may have none in every step."""
     if tokens.size == 1 and logits is not None and not whole:  # nearly every step

@@ -13,6 +13,7 @@ from edge.errors import InputError
 from edge.manifest import KVLayout
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.long_rope import LongRope
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
@@ -34,7 +35,8 @@ class Graphs(Protocol):
     be given a `Tree`. remote: whether logits are in another memory than the host's, from which few are read sooner: a
     step can be asked for `CANDIDATES`. chunk: prompt tokens of one step, where nobody says how many. side_by_side:
     prompts that are answered at a time. routes: what says which units run in a step; None where all layers do. target:
-    what the graphs were made for, where that is one kind of device.
+    what the graphs were made for, where that is one kind of device. several: runs a token of each of several texts;
+    None where a step takes one text alone.
     """
 
     variant: Variant
@@ -59,15 +61,14 @@ class Graphs(Protocol):
     def target(self) -> Target | DeviceTarget | None: ...
 
     @property
+    def several(self) -> Several | None: ...
+
+    @property
     def sessions(self) -> dict[str, Session]:
         """The sessions that are open, by the roles of their graphs."""
 
     def path(self, name: str) -> Path:
         """The file of the graph of one of `sessions`."""
-
-    @property
-    def supports_batching(self) -> bool:
-        """True if a step can run one token of each of several sequences: see `edge.runtime.batch`."""
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
         """An empty cache: see `KVCache`."""

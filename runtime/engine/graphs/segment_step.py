@@ -70,7 +70,7 @@ class SegmentsBinding(CacheBinding):
                 stream = provider.allocate((1, maximum, hidden), np.float32)
                 self._bound.output(name, stream)
                 self._stream[name] = stream.array
-        self.keep(cache)
+        self.keep(cache.memory)
 
     def run(self, route: Route) -> None:
         """Run the bound step through the units of `route`. The cache has appended the step's tokens already."""

@@ -20,6 +20,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.graphs.segment_step import SegmentsBinding, SegmentStep
+from edge.runtime.engine.graphs.several import Several, Turn
 from edge.runtime.engine.graphs.single import SingleSession
 from edge.runtime.engine.graphs.whole import batches
 from edge.runtime.engine.route import Route, all_units, check_route
@@ -49,7 +50,10 @@ class SegmentedGraph(SingleSession):
         self._route = self.everything  # the last one that was checked
         self._routed = bundle.routed  # by an input of the graph of all layers, else by those of branches
         super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
-        self._steps = KeptSteps[SegmentStep, SegmentsBinding](provider, bundle.manifest.dims.vocab_size)
+        vocab = bundle.manifest.dims.vocab_size
+        self._steps = KeptSteps[SegmentStep, SegmentsBinding](provider, vocab)
+        batch = batches(bundle, self.variant, self.session) and (self.by_row or not self.policy.watched)
+        self.several = SeveralInUnits(self.session, vocab, bundle, self.policy) if batch else None
         for unit in self.policy.watched:
             if f"at.{unit}.x" not in self.session.outputs:
                 raise BundleError(
@@ -81,10 +85,6 @@ class SegmentedGraph(SingleSession):
         return self
 
     @property
-    def supports_batching(self) -> bool:
-        return batches(self.bundle, self.variant, self.session) and (self.by_row or not self.policy.watched)
-
-    @property
     def by_row(self) -> bool:
         """True if the sequences of one step may run through different units."""
         return self._routed
@@ -99,16 +99,6 @@ class SegmentedGraph(SingleSession):
         """See `SkipPolicy.pace`."""
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         return self.policy.pace(cache)
-
-    def next_units(self, cache: KVCache) -> Route:
-        """The units that the next token in a cache runs through."""
-        assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return self.policy.route(cache, 1)
-
-    def next_limits(self, cache: KVCache) -> NDArray[np.float32] | None:
-        """Limits by which the next token in a cache leaves out units while it runs: see `SkipPolicy.limits`."""
-        assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return self.policy.limits(cache)
 
     def max_exact_step(self, cache: KVCache) -> int:
         """See `SkipPolicy.max_exact_step`."""
@@ -202,3 +192,24 @@ class SegmentedGraph(SingleSession):
             return
         for unit in policy.watched:
             policy.observe(cache, start, unit, seen.stream_at(unit))
+
+
+class SeveralInUnits(Several):
+    """See `Several`: each text runs through the units that the policy says."""
+
+    def __init__(self, session: Session, vocab: int, bundle: Bundle, policy: SkipPolicy) -> None:
+        super().__init__(session, vocab, len(all_units(bundle)))
+        self._bundle, self._policy = bundle, policy
+        self._checked = set[Route]()
+
+    def turn(self, cache: KVCache) -> Turn:
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        cache.sync()
+        if cache.forced is not None:
+            return cache.forced, None
+        policy = self._policy
+        route = policy.route(cache, 1)
+        if route not in self._checked:
+            check_route(route, self._bundle)
+            self._checked.add(route)
+        return route, policy.limits(cache) if policy.limited else None

@@ -14,7 +14,9 @@ from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
+from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import SingleSession
+from edge.runtime.engine.states import States
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
@@ -28,15 +30,15 @@ class WholeGraph(SingleSession):
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         super().__init__(bundle, variant, provider)
-        self._steps = KeptSteps[Step, WholeBinding](provider, bundle.manifest.dims.vocab_size)
-
-    @property
-    def supports_batching(self) -> bool:
-        return batches(self.bundle, self.variant, self.session)
+        vocab = bundle.manifest.dims.vocab_size
+        self._steps = KeptSteps[Step, WholeBinding](provider, vocab)
+        self.several = Several(self.session, vocab) if batches(bundle, variant, self.session) else None
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
         check_memory(self.kv, rows, remote=False)
-        return KVCache(self.provider, self.kv, rows, cross, spare, exact)
+        shapes = {state.input: state.shape for state in self.bundle.manifest.states}
+        states = States(self.provider, shapes) if shapes else None
+        return KVCache(self.provider, self.kv, rows, cross, spare, exact, states)
 
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want

@@ -38,9 +38,8 @@ from edge.export.targets.base import Wanted, check_wanted
 from edge.export.targets.cuda import CHECKED
 from edge.export.targets.cuda.weights import BLOCK
 from edge.golden import noise
-from edge.runtime.engine.tree import BLOCKED
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.tree import Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers.cpu import session_options
 from edge.targets import CUDA

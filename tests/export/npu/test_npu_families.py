@@ -35,9 +35,8 @@ from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
 from edge.export.targets.base import Wanted, check_wanted
 from edge.golden import noise
-from edge.runtime.engine.tree import BLOCKED
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.tree import Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 
 SIZES = [16, 8, 3, *[1] * 5, 8, 8, 8, 1, 1, 6]
 TEXTS = np.random.default_rng(3).integers(3, VOCABULARY, (3, CONTEXT))

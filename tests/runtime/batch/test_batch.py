@@ -7,6 +7,7 @@ import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from edge.errors import InputError
 from edge.manifest import Graph
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.slots import Slots
 from edge.runtime.model import Model
 from edge.runtime.text.tokenizer import Text
 
@@ -48,16 +50,14 @@ def test_answers_side_by_side_are_those_one_by_one(by_layer: Bundle, skip: str, 
 
 
 def test_steps_take_as_many_sequences_as_there_are(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edge.runtime.batch.step import BatchStep
-
     sizes: list[int] = []
-    run = BatchStep.run
+    run = Engine.step_all
 
-    def counted(self: BatchStep, caches: list, *more: object) -> object:  # type: ignore[type-arg]
-        sizes.append(len(caches))
-        return run(self, caches, *more)  # type: ignore[arg-type]
+    def counted(self: Engine, slots: Slots, *given: Any, **more: Any) -> object:
+        sizes.append(len(slots.caches))
+        return run(self, slots, *given, **more)
 
-    monkeypatch.setattr(BatchStep, "run", counted)
+    monkeypatch.setattr(Engine, "step_all", counted)
     loaded(by_layer, "unified:0.2").generate_all(PROMPTS, GenerateOptions(max_tokens=9), width=3)
     assert sizes == [3] * 8 + [2] * 8  # the first token of an answer comes of its prompt
 

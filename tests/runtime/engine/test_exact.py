@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
-from edge.runtime.batch.step import BatchStep
 from edge.runtime.chat import Chat
 from edge.runtime.decode import answer
 from edge.runtime.decode.draft import Draft
 from edge.runtime.decode.generate_options import GenerateOptions
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.slots import Slots
 from edge.runtime.model import Model
 from edge.runtime.providers import cpu
 from edge.runtime.speculate.planner import Planner
@@ -172,18 +172,19 @@ def test_an_answer_in_a_batch_does_not_depend_on_what_stands_next_to_it(
 ) -> None:
     def rows(prompts: Sequence[str], width: int) -> list[bytes]:
         """The logits of the first prompt's tokens."""
-        seen, run = list[bytes](), BatchStep.run
+        seen, run = list[bytes](), Engine.step_all
 
-        def recording(step: BatchStep, caches: Sequence[KVCache], *more: Any) -> NDArray[np.float32]:
-            logits: NDArray[np.float32] = run(step, caches, *more)
-            seen.extend(row.tobytes() for cache, row in zip(caches, logits, strict=True) if cache.prompt == length)
+        def recording(engine: Engine, slots: Slots, *given: Any, **more: Any) -> NDArray[np.float32]:
+            logits: NDArray[np.float32] = run(engine, slots, *given, **more)
+            rows = zip(slots.caches, logits, strict=True)
+            seen.extend(row.tobytes() for cache, row in rows if cache.prompt == length)
             return logits
 
         model = loaded(int4_bundle)
         length = len(model.prompt_ids(prompts[0]))
         assert all(len(model.prompt_ids(prompt)) != length for prompt in prompts[1:])
         with monkeypatch.context() as patched:
-            patched.setattr(BatchStep, "run", recording)
+            patched.setattr(Engine, "step_all", recording)
             model.generate_all(prompts, OPTIONS, width=width)
         return seen
 

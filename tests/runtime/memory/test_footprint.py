@@ -15,7 +15,8 @@ from paper_bundles import BLOCKWISE, EMBEDDING, HEAD, MATRICES, NORM, encoder_de
 import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError
-from edge.manifest import Graph, TensorGroup
+from edge.manifest import Graph, State, TensorGroup
+from edge.runtime.limits import LASTING
 from edge.runtime.memory.footprint import FLOAT, IMPORTED, MIB, SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.providers import instructions
 
@@ -136,6 +137,15 @@ def test_a_prompt_shorter_than_the_chunk_takes_a_step_of_its_own_size(paper_bund
 def test_a_step_keeps_a_row_of_logits_for_each_token_and_sampling_a_few_more(paper_bundle: Bundle) -> None:
     row = paper_bundle.manifest.dims.vocab_size * FLOAT
     assert running(paper_bundle, width=8)["logits"] - running(paper_bundle)["logits"] == 2 * 7 * row
+
+
+def test_states_do_not_grow_with_the_context(paper_bundle: Bundle) -> None:
+    states = [State(0, "scan", [4, 16]), State(1, "conv", [3, 64])]
+    bundle = dataclasses.replace(paper_bundle, manifest=dataclasses.replace(paper_bundle.manifest, states=states))
+    one = running(bundle, context=100)["states"]
+    assert one == (1 + LASTING + 1) * (4 * 16 + 3 * 64) * FLOAT == running(bundle, context=5000)["states"]
+    assert running(bundle, context=100, branches=3)["states"] == 3 * one
+    assert "states" not in running(paper_bundle)
 
 
 def test_on_arm_the_scores_of_a_step_are_counted(paper_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

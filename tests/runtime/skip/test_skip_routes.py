@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from unigram_tokenizers import SENTENCES, save_tokenizer
 import edge
 from edge.bundle import Bundle
 from edge.manifest import INT8, KV8, SKIP, Segment
-from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
+from edge.runtime.engine.graphs.several import SeveralStep
 from edge.runtime.engine.route import Route
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import TOKENS
@@ -116,25 +117,32 @@ def test_each_sequence_of_a_step_may_run_through_other_layers(
 ) -> None:
     """Random routes for each of up to five sequences: the logits and the rows of each alone, bit for bit."""
     engine = routed(quantized[0], halves=halves, **kv)
-    slots, rng = Slots(engine.new_cache(), 5), np.random.default_rng(3)
-    step = BatchStep(engine, slots, 5, len(engine.routes.everything))
+    slots, rng = engine.new_slots(engine.context, 5), np.random.default_rng(3)
     pairs = [(engine.new_cache(), engine.new_cache()) for _ in range(5)]
-    for slot, (together, alone) in enumerate(pairs):
-        slots.give(together, slot)
+    for together, alone in pairs:
+        slots.join(together)
         prompt = rng.integers(3, 300, rng.integers(2, 9))
         for cache in (together, alone):
             engine.step(cache, prompt)
     middle, odds = engine.routes.everything[1:-1], [0.0, 0.2, 0.5, 0.8, 1.0]
     for turn in range(12):
-        count = 5 if turn < 8 else 3
+        if turn == 8:  # two leave, and the last one takes the first slot
+            slots.leave(pairs[0][0])
+            slots.leave(pairs[3][0])
+            pairs = [pairs[4], *pairs[1:3]]
+        count = len(pairs)
         left_out = [[i for i in middle if rng.random() < odds[(turn + n) % 5]] for n in range(count)]
         routes = [engine.routes.leaving_out(each) for each in left_out]
-        tokens = rng.integers(3, 300, count).tolist()
-        found = step.run([together for together, _ in pairs[:count]], tokens, routes).copy()
-        for n, (_, alone) in enumerate(pairs[:count]):
+        tokens = rng.integers(3, 300, count)
+        assert slots.caches == [together for together, _ in pairs]
+        with ExitStack() as stack:
+            for route, (together, _) in zip(routes, pairs, strict=True):
+                stack.enter_context(engine.routes.through(together, route))
+            found = engine.step_all(slots, tokens).copy()
+        for n, (_, alone) in enumerate(pairs):
             with engine.routes.through(alone, routes[n]):
-                assert np.array_equal(engine.step(alone, np.array(tokens[n : n + 1]))[0], found[n]), (turn, n)
-    for together, alone in pairs[:count]:  # others have left their slots
+                assert np.array_equal(engine.step(alone, tokens[n : n + 1])[0], found[n]), (turn, n)
+    for together, alone in pairs:
         assert np.array_equal(together.held, alone.held)
         for unit, layers in enumerate(alone.layers):
             for i in layers:
@@ -198,14 +206,14 @@ def test_prompts_side_by_side_run_the_same_layers_as_alone(
 ) -> None:
     """Answers of several lengths, of which the next one begins as soon as another ends: a token of each runs through
     layers of its own."""
-    routes_of, apart, run = list[int](), list[bool](), BatchStep.run
+    routes_of, apart, run = list[int](), list[bool](), SeveralStep.run
 
-    def counted(self: BatchStep, caches: Any, tokens: Any, routes: Any, *more: Any) -> Any:
-        routes_of.append(len(set(routes)))
+    def counted(self: SeveralStep, caches: Any, tokens: Any, turns: Any) -> Any:
+        routes_of.append(len({route for route, _ in turns}))
         apart.append(len({cache.length - cache.prompt for cache in caches}) > 1)
-        return run(self, caches, tokens, routes, *more)
+        return run(self, caches, tokens, turns)
 
-    monkeypatch.setattr(BatchStep, "run", counted)
+    monkeypatch.setattr(SeveralStep, "run", counted)
     bundle = with_routers(quantized[1], tmp_path / "routed.edge") if skip.startswith("first") else quantized[0]
     engine = open_engine(bundle, skip=skip, context=256, kv=kv)
     model = Model(engine.bundle, engine, Text(bundle), speculate="off")

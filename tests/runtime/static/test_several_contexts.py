@@ -9,9 +9,8 @@ from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, divergence, plai
 
 from edge.bundle import Bundle
 from edge.cli.inspect_targets import summary
-from edge.runtime.engine.tree import BLOCKED
 from edge.runtime.engine.graphs.fixed_cache import FixedCache
-from edge.runtime.engine.tree import Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.profile.subject import Subject
 from edge.targets import read_target
 

@@ -7,6 +7,7 @@ import kotlinx.serialization.ExperimentalSerializationApi
 import kotlinx.serialization.SerializationException
 import kotlinx.serialization.Serializable
 import kotlinx.serialization.json.Json
+import kotlinx.serialization.json.JsonElement
 import kotlinx.serialization.json.JsonNamingStrategy
 import kotlinx.serialization.json.JsonPrimitive
 import kotlinx.serialization.json.intOrNull
@@ -178,6 +179,7 @@ data class Manifest(
     val shortRope: Int? = null,
     val segments: List<Segment> = emptyList(),
     val routers: String? = null,
+    val states: List<JsonElement> = emptyList(), // of recurrent and convolutional layers, which this library does not run
     val files: List<BundleFile> = emptyList(),
 ) {
     /** The graph with this role; null where there is none. */
@@ -225,6 +227,9 @@ data class Manifest(
     }
 
     private fun check(where: String) {
+        if (states.isNotEmpty()) {
+            throw BundleException("$where is of a model whose layers have states, which this app does not run; choose another model.")
+        }
         val fault = ManifestChecks(this).fault() ?: return
         throw BundleException("$where cannot be used: $fault; export the model again.")
     }

@@ -97,6 +97,13 @@ class HostileBundleTest {
     }
 
     @Test
+    fun `a model whose layers have states is refused`() {
+        val states = Json.parseToJsonElement("""[{"layer": 0, "name": "scan", "shape": [4, 16], "dtype": "float32"}]""")
+        refused("layers have states, which this app does not run") { parse(with(listOf("states"), states).toString()) }
+        parse(with(listOf("states"), JsonArray(emptyList())).toString())
+    }
+
+    @Test
     fun `a value of any other kind is taken or refused in a sentence`() {
         val random = Random(1)
         val strange = listOf(

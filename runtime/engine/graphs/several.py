@@ -1,0 +1,105 @@
+"""Steps of several texts, a token of each: every product has a row for each, and attention runs each by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.engine.binding import CacheBinding
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.candidates import candidates_of
+from edge.runtime.engine.graphs.kept_steps import check_tokens
+from edge.runtime.engine.route import NO_LIMIT, Route
+from edge.runtime.engine.slots import Slots
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
+from edge.runtime.kernels.units import LIMITS, ROUTE, of_all
+from edge.runtime.providers.base import Session
+
+ALL: Route = (0,)  # of a graph of all layers, which is one unit
+
+Turn = tuple[Route, NDArray[np.float32] | None]
+"""The units that a text's next token runs through, and the limits [U] by which it leaves out some of them itself."""
+
+
+class Several:
+    """Runs several texts in the session that runs each alone. Steps are stored for the next one of their size.
+
+    vocab: tokens of the model. units: of the graph.
+    """
+
+    def __init__(self, session: Session, vocab: int, units: int = 1) -> None:
+        self._session, self._vocab, self._units = session, vocab, units
+        self._steps: WeakKeyDictionary[Slots, dict[tuple[int, Want], SeveralStep]] = WeakKeyDictionary()
+
+    def turn(self, cache: KVCache) -> Turn:
+        """Return what the next token of a text runs through."""
+        return ALL, None
+
+    def run(self, slots: Slots, tokens: NDArray[np.int64], want: Want) -> Any:
+        """Append `tokens` [B] to the texts in the slots: see `Engine.step_all`."""
+        steps, shape = self._steps.setdefault(slots, {}), (slots.size, want)
+        step = steps.get(shape)
+        if step is None:
+            step = steps[shape] = SeveralStep(self._session, slots, self._vocab, self._units, want)
+        return step.run(slots.caches, tokens, [self.turn(cache) for cache in slots.caches])
+
+
+class SeveralStep(CacheBinding):
+    """A step of all slots that the texts take at present, bound to their memory."""
+
+    def __init__(self, session: Session, slots: Slots, vocab: int, units: int, want: Want) -> None:
+        super().__init__(session)
+        provider, size = slots.provider, slots.size
+        self._provider, self._want, self._vocab = provider, want, vocab
+        tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
+        last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
+        self._by_row = ROUTE in session.inputs  # whether each text may run through units of its own
+        runs = provider.allocate((units, size if self._by_row else 1), np.bool_)
+        limits = provider.allocate(runs.shape, np.float32)
+        shape, dtype = ((size, 1), np.int64) if want == TOKENS else ((size, 1, vocab), np.float32)
+        self._result = provider.allocate(shape, dtype)
+        self._tokens, self._positions = tokens.array, positions.array
+        self._held = np.zeros((units, size), np.int32)  # rows of each text in a unit, after the step
+        self._last, self._total, self._runs, self._limits = last.array, total.array, runs.array, limits.array
+        self.share({"input_ids": tokens, "position_ids": positions, "logit_rows": provider.allocate((1,), np.int64)})
+        self.share({ROUTE: runs, LIMITS: limits, of_all("seqlens_k"): last, of_all("total_sequence_length"): total})
+        for u in range(units):
+            own = {"seqlens_k": provider.part(last, (size,), u * size)}
+            own |= {"total_sequence_length": provider.part(total, (), u)}
+            own |= {} if self._by_row else {"run": provider.part(runs, (), u)}
+            self.share(own | {f"{name}.{u}": buffer for name, buffer in own.items()})
+        memory, states = slots.part(size)
+        self.keep(memory)
+        self.keep_states(states)
+        self._bound.output("tokens" if want == TOKENS else LOGITS, self._result)
+
+    def run(self, caches: list[KVCache], tokens: NDArray[np.int64], turns: list[Turn]) -> Any:
+        """Append a token to each of the caches; what is wanted of each, overwritten by the next step. What a slot
+        without a text has is not used."""
+        count = len(caches)
+        self._tokens[:count, 0] = tokens
+        self._positions[:count, 0] = [cache.length for cache in caches]
+        self._positions[count:] = 0
+        self._held[:, count:] = 1
+        self._runs[:] = False
+        self._limits[:] = NO_LIMIT
+        for i, (cache, (route, limits)) in enumerate(zip(caches, turns, strict=True)):
+            self._held[:, i] = cache.grow(self._positions[i], route)
+            self._runs[list(route), i if self._by_row else 0] = True
+            if limits is not None:
+                self._limits[:, i] = limits
+        self._runs[:, count:] = self._runs[:, :1]
+        np.subtract(self._held, 1, out=self._last)
+        self._held.max(axis=1, out=self._total)
+        if caches[0].total is not None:
+            self._total[:] = caches[0].total
+        self._bound.run()
+        if self._want == CANDIDATES:
+            return candidates_of(self._provider, self._result)[:count]
+        made = self._result.array[:count, 0]
+        if self._want == TOKENS:
+            check_tokens(made, None, self._vocab, whole=False)
+        return made

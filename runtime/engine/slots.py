@@ -1,0 +1,74 @@
+"""The memory of several texts, of which one step runs a token each: slots in the same buffers."""
+
+from __future__ import annotations
+
+import math
+
+from edge.runtime.engine.cache import KVCache, Seat
+from edge.runtime.providers.base import Buffer
+
+Pairs = list[tuple[Buffer, Buffer]]
+
+
+class Slots:
+    """Memory for up to `width` texts, each in a slice of the same buffers, shaped as in the cache `like`.
+
+    `caches` are those of the texts that are there, in the order of their slots. They take the first ones, without gaps,
+    so that a step of all reads one slice. Where steps on `like` are exact, steps of several texts are, too: kernels
+    compute rows in pairs, and a last one that is alone differs in its last bits, so that a slot may run for nothing.
+    """
+
+    def __init__(self, like: KVCache, width: int) -> None:
+        self.provider, self._multiple = like.provider, 2 if like.exact else 1
+        self.caches: list[KVCache] = []
+        slots = self._filled(width)
+        self._seats = [Seat() for _ in range(slots)]
+        self._memory = [(self._several(key), self._several(value)) for key, value in like.memory]
+        states = {} if like.states is None else like.states.memory
+        self._states = {name: self._several(buffer) for name, buffer in states.items()}
+
+    def _filled(self, texts: int) -> int:
+        return -(-texts // self._multiple) * self._multiple
+
+    def _several(self, like: Buffer) -> Buffer:
+        """Memory for all texts of a buffer [1, ...]."""
+        return self.provider.allocate((len(self._seats), *like.shape[1:]), like.dtype)
+
+    @property
+    def size(self) -> int:
+        """Slots that a step of all texts runs."""
+        return self._filled(len(self.caches))
+
+    def part(self, size: int, slot: int = 0) -> tuple[Pairs, dict[str, Buffer]]:
+        """Keys and values of each layer, and states, of `size` slots from `slot` on."""
+
+        def of(buffer: Buffer) -> Buffer:
+            one = buffer.shape[1:]
+            return self.provider.part(buffer, (size, *one), slot * math.prod(one))
+
+        return [(of(key), of(value)) for key, value in self._memory], {n: of(b) for n, b in self._states.items()}
+
+    def join(self, cache: KVCache) -> None:
+        """Let a cache keep its text in the next slot, from now on."""
+        self._settle(cache, len(self.caches))
+        self.caches.append(cache)
+
+    def leave(self, cache: KVCache) -> None:
+        """Free the slot of a cache, whose memory the last one takes."""
+        slot, last = self.caches.index(cache), self.caches.pop()
+        if last is not cache:
+            self._settle(last, slot)
+            self.caches[slot] = last
+
+    def _settle(self, cache: KVCache, slot: int) -> None:
+        """Take what a cache has of its text to a slot."""
+        before = cache.memory if cache.length else []  # a cache in a device's memory takes none before it is used
+        states = None if cache.states is None else cache.states.snapshot()
+        memory, mine = self.part(1, slot)
+        cache.sit(memory, self._seats[slot])
+        for old, new in zip(before, memory, strict=bool(before)):
+            for source, target in zip(old, new, strict=True):
+                self.provider.copy(source, target, cache.length)  # a layer that tokens skipped has fewer rows
+        if cache.states is not None and states is not None:
+            cache.states.memory = mine
+            cache.states.restore(states)
