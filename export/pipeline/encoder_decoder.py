@@ -24,9 +24,9 @@ from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, re
 from edge.export.pipeline.settle import Plan
 from edge.export.quantize import read_calibration
 from edge.export.quantize.base import Options
+from edge.export.quantize.calibration import SpeechInputs, TextInputs, speech_inputs, text_inputs
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
 from edge.export.targets.cpu.encoder_decoder import build_encoder_decoder
-from edge.extras import needing
 from edge.golden import Golden, noise
 from edge.manifest import Manifest, Speech, TextFormat
 from edge.runtime.check.golden import GoldenInput
@@ -40,13 +40,12 @@ from edge.runtime.memory.process import release_freed
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.facts.tensors import QTensor
-    from edge.export.quantize.pairs import Material
-    from edge.export.targets.npu.ranges import Pair
+    from edge.export.targets.base import Sample
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
 NOISE = 4  # the seed of what a target's ranges are measured on, next to speech
-PAIRS = 64  # that a target's ranges are measured on
+SAMPLES = 64  # of text that a target's ranges are measured on
 WRITING = "writing answers to measure activations on"
 
 # What --weights means for each half, and the default of each.
@@ -87,17 +86,17 @@ def write_encoder_decoder(
             "int4."
         )
     inputs = _Inputs(checkpoint, context)
-    material = inputs.material(calibration) if weights[1] == "int4" else None
+    calibration_inputs = inputs.of_calibration(calibration) if weights[1] == "int4" else None
     recorded = None
     if request.check and request.quick and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
         recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
     elif request.check:
         recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
     calibrated: dict[str, QTensor] | None = None
-    if material is not None:
-        from edge.export.quantize.gptq_pairs import quantize_layers  # with PyTorch, which others may lack
+    if calibration_inputs is not None:
+        from edge.export.quantize import gptq_layers  # with PyTorch, which others may lack
 
-        calibrated = quantize_layers(checkpoint, material, block_size, progress)
+        calibrated = gptq_layers.quantize_encoder_decoder(checkpoint, calibration_inputs, block_size, progress)
     quantized = quantize_encoder_decoder(checkpoint, *weights, block_size, calibrated)
     watched = Watched(quantized, progress, "writing weights")
     built = build_encoder_decoder(checkpoint, watched, writer, context)
@@ -129,7 +128,7 @@ def write_encoder_decoder(
 
         given = Options(progress=progress, effort=request.effort)
         kind(target.name).write_target(
-            target, checkpoint, writer, manifest, lambda: inputs.pairs(engine, progress), given
+            target, checkpoint, writer, manifest, lambda: inputs.samples(engine, progress), given
         )
         del engine
         release_freed()
@@ -176,54 +175,50 @@ class _Inputs:
         self.examples = [np.array(i, np.int64) for i in ids]
         self.golden = [GoldenInput(self.start, source_ids=i) for i in ids[:GOLDEN_SOURCES]]
 
-    def material(self, calibration: str | Path | None) -> Material:
-        """Return the material that the decoder is calibrated on.
+    def of_calibration(self, calibration: str | Path | None) -> TextInputs | SpeechInputs:
+        """Return the inputs that the decoder is calibrated on; default: built-in ones.
 
         Raises:
             EdgeError: it cannot be read, is too short, or is not of the model's kind of input.
         """
-        from edge.export.quantize.calibration_pairs import lines, sounds
-
         if self.speech is None:
             assert self.text is not None
             text = read_calibration(calibration) if isinstance(calibration, Path) else calibration
-            return lines(self._checkpoint, self.text, self._context, text)
+            return text_inputs(self._checkpoint, self.text, self._context, text)
         if isinstance(calibration, str):
             raise ExportError(
                 f"{self._checkpoint.name} hears sound, and a text cannot calibrate it; give the path of a recording."
             )
-        return sounds(self._checkpoint, self.speech, self._context, calibration)
+        return speech_inputs(self._checkpoint, self.speech, self._context, calibration)
 
-    def pairs(self, engine: Engine, progress: Progress) -> list[Pair]:
+    def samples(self, engine: Engine, progress: Progress) -> list[Sample]:
         """Generate texts or audio features, and the engine's answers to them, to measure ranges of activations on."""
-        with needing("A target for an encoder-decoder", "export"):
-            from edge.export.quantize.calibration_pairs import lines, sounds
+        from edge.export.targets.base import Sample
+
         assert engine.encoder is not None
-        pairs: list[Pair] = []
-        if self.text is not None:
-            written = lines(self._checkpoint, self.text, self._context, None)
-            chosen = written.inputs[:: max(1, len(written.inputs) // PAIRS)]
+        samples: list[Sample] = []
+        inputs = self.of_calibration(None)
+        if isinstance(inputs, TextInputs):
+            chosen = inputs.inputs[:: max(1, len(inputs.inputs) // SAMPLES)]
             for source, start in chosen:
-                progress(len(pairs), len(chosen), WRITING)
+                progress(len(samples), len(chosen), WRITING)
                 ids = np.array(source, np.int64)
-                answer = _greedy(engine, engine.encoder.encode_text(ids), list(start), written.most, written.eos)
-                pairs.append((ids, np.array(answer, np.int64)))
-            return pairs
-        assert self.speech is not None
-        heard = sounds(self._checkpoint, self.speech, self._context, None)
-        begin, before = list(self.start), list[int]()
+                answer = _greedy(engine, engine.encoder.encode_text(ids), list(start), inputs.max_tokens, inputs.eos)
+                samples.append(Sample(ids, np.array(answer, np.int64)))
+            return samples
+        speech, begin, before = inputs.speech, list(self.start), list[int]()
         # Loud, faint and silent windows reach further: after speech alone, noise diverged three times as far.
-        spoken, hiss = heard.windows, noise(NOISE)
+        spoken, hiss = inputs.windows, noise(NOISE)
         windows = [*spoken, spoken[0] * np.float32(0.05), hiss, hiss * np.float32(10), np.zeros_like(hiss)]
         for window in windows:
-            progress(len(pairs), len(windows), WRITING)
-            led = [self.speech.previous, *before] if before and self.speech.previous is not None else []
-            given = [*led, *(begin[:-1] if len(pairs) % 2 else begin)]  # with timestamps, and without
-            most = min(len(given) + heard.most, engine.context)
-            answer = _greedy(engine, engine.encoder.encode_audio(window), given, most, heard.eos)
-            before = [token for token in answer[len(given) :] if token < self.speech.start]
-            pairs.append((engine.encoder.features(window), np.array(answer, np.int64)))
-        return pairs
+            progress(len(samples), len(windows), WRITING)
+            led = [speech.previous, *before] if before and speech.previous is not None else []
+            given = [*led, *(begin[:-1] if len(samples) % 2 else begin)]  # with timestamps, and without
+            maximum = min(len(given) + inputs.max_tokens, engine.context)
+            answer = _greedy(engine, engine.encoder.encode_audio(window), given, maximum, inputs.eos)
+            before = [token for token in answer[len(given) :] if token < speech.start]
+            samples.append(Sample(engine.encoder.features(window), np.array(answer, np.int64)))
+        return samples
 
     def comparison(self, recorded: check_pairs.RecordedPairs | None) -> Callable[[Engine], Agreement] | None:
         """Return the check for other graphs than the bundle's CPU graphs; None without recorded logits."""

@@ -44,11 +44,10 @@ def _decoder(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable
     options = dataclasses.replace(options, left_out=leave_out(checkpoint, asked, request.limit, say))
     decoder = stage_decoder(plan, options, writer, say)
     if plan.target is not None:
-        from edge.export.targets.base import kind
+        from edge.export.targets.base import Sample, kind
 
-        kind(plan.target.name).write_target(
-            plan.target, checkpoint, writer, decoder.manifest, lambda: decoder.windows, options
-        )
+        samples = [Sample(None, window) for window in decoder.windows]
+        kind(plan.target.name).write_target(plan.target, checkpoint, writer, decoder.manifest, lambda: samples, options)
     return Staged(decoder, plan.routers, 0 if DRAFTS in options.left_out else drafts)
 
 

@@ -42,6 +42,6 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         from edge.export.quantize.gptq_quick import calibrate
 
         return calibrate(checkpoint, options)
-    from edge.export.quantize.gptq_layers import quantize_layers
+    from edge.export.quantize.gptq_layers import quantize_decoder
 
-    return quantize_layers(checkpoint, options)
+    return quantize_decoder(checkpoint, options)

@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +48,12 @@ class Wanted:
     activations: str | None = None
 
 
-Material = NDArray[np.int64] | Sequence[tuple[NDArray[Any], NDArray[np.int64]]]
-"""What activations are measured on: windows [W, S] of the calibration text, or an encoder-decoder's inputs and what it
-makes of them."""
+class Sample(NamedTuple):
+    """Tokens [S] that a decoder reads while activations are measured, and the input of its encoder, if it has one: a
+    text's tokens [T], or a sound's features."""
+
+    source: NDArray[Any] | None
+    tokens: NDArray[np.int64]
 
 
 class Kind(Protocol):
@@ -65,7 +68,7 @@ class Kind(Protocol):
         checkpoint: Checkpoint,
         writer: BundleWriter,
         manifest: Manifest,
-        material: Callable[[], Material],
+        samples: Callable[[], Sequence[Sample]],
         options: Options,
     ) -> None:
         """Write graphs, weights and `target.json`, in a form that the CPU's provider runs."""

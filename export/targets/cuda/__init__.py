@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -26,7 +26,7 @@ from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import IR_VERSION, configuration, remove_unused, step_graph
 from edge.export.manifest.written import Watched
 from edge.export.quantize.base import Options
-from edge.export.targets.base import Material, Wanted, write_json
+from edge.export.targets.base import Sample, Wanted, write_json
 from edge.export.targets.cuda.lowering import CUDA
 from edge.export.targets.cuda.weights import FLOAT16, INT4, KINDS, CUDAWeights, cuda_shapes, cuda_weights
 from edge.runtime.memory.process import release_freed
@@ -88,7 +88,7 @@ def write_target(
     checkpoint: Checkpoint,
     writer: BundleWriter,
     manifest: Manifest,
-    material: Callable[[], Material],
+    samples: Callable[[], Sequence[Sample]],
     options: Options,
 ) -> None:
     """Write the graphs in both forms, their weights and `target.json`."""
