@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import ExportError
-from edge.export.check import of_decoder as check
-from edge.export.check import of_encoder_decoder as check_pairs
+from edge.export.check import of_encoder_decoder as check
 from edge.export.check.of_encoder_decoder import SENTENCES, Input
+from edge.export.check.quality import figures, refuse_if_broken
 from edge.export.facts.progress import Progress
 from edge.export.graph.families import find_family
 from edge.export.manifest.speech_format import check_window, speech
@@ -89,9 +89,9 @@ def write_encoder_decoder(
     calibration_inputs = inputs.of_calibration(calibration) if weights[1] == "int4" else None
     recorded = None
     if request.check and request.quick and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
-        recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
+        recorded = check.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
     elif request.check:
-        recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
+        recorded = check.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
     calibrated: dict[str, QTensor] | None = None
     if calibration_inputs is not None:
         from edge.export.quantize import gptq_layers  # with PyTorch, which others may lack
@@ -115,11 +115,11 @@ def write_encoder_decoder(
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         progress(0, 0, "checking against the model in float32")
-        found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))
-        check.refuse_if_broken(found, manifest)
-        quality = check.quality(found)
-        if not recorded.its_own:
-            quality = {figure: value for figure, value in quality.items() if "perplexity" not in figure}
+        found = check.check(engine, recorded, lambda given: inputs.cache(engine, given))
+        refuse_if_broken(found, manifest)
+        quality = figures(found)
+        if not recorded.own:
+            quality = {name: value for name, value in quality.items() if "perplexity" not in name}
         manifest = dataclasses.replace(manifest, quality=quality)
     progress(0, 0, "recording golden answers")
     golden = record(engine, inputs.golden, GOLDEN_TOKENS)
@@ -220,11 +220,11 @@ class _Inputs:
             samples.append(Sample(engine.encoder.features(window), np.array(answer, np.int64)))
         return samples
 
-    def comparison(self, recorded: check_pairs.RecordedPairs | None) -> Callable[[Engine], Agreement] | None:
+    def comparison(self, recorded: check.RecordedAnswers | None) -> Callable[[Engine], Agreement] | None:
         """Return the check for other graphs than the bundle's CPU graphs; None without recorded logits."""
         if recorded is None:
             return None
-        return lambda engine: check_pairs.check(engine, recorded, lambda given: self.cache(engine, given))
+        return lambda engine: check.check(engine, recorded, lambda given: self.cache(engine, given))
 
     def torch(self, given: Input) -> dict[str, Any]:
         """Return the Torch model's arguments for an input."""

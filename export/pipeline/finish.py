@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.check import of_decoder as check
+from edge.export.check.quality import figures, refuse_if_broken
 from edge.export.manifest.written import GOLDEN_TOKENS, record, write_golden
 from edge.export.pipeline.routers import Routers, write_routers
 from edge.export.quantize.base import Options
@@ -110,11 +111,11 @@ def finish_decoder(
     if recorded is not None:
         options.report(0, 0, "checking against the model in float32")
         found = check.check(engine, recorded, chunk=QUICK_CHUNK if quick else CHUNK)
-        check.refuse_if_broken(found, manifest)
-        quality = check.quality(found)
+        refuse_if_broken(found, manifest)
+        quality = figures(found)
         if engine.prefill is not None:
             found = check.check(engine, recorded, prefill=True)
-            check.refuse_if_broken(found, dataclasses.replace(manifest, weights=PREFILL), flag="--prefill-weights")
+            refuse_if_broken(found, dataclasses.replace(manifest, weights=PREFILL), flag="--prefill-weights")
             quality |= _figures_of("prefill", found)
         manifest = dataclasses.replace(manifest, quality=quality)
     if candidates:
@@ -184,4 +185,4 @@ def _of_target(recorded: RecordedLogits, engine: Engine) -> Agreement:
 
 def _figures_of(form: str, found: Agreement) -> dict[str, float]:
     """Return the manifest's figures of a graph other than the decode graph."""
-    return {f"{form}_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
+    return {f"{form}_{name}": figure for name, figure in figures(found).items() if name in FIGURES}

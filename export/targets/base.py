@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
-from edge.export.check import of_decoder as check
+from edge.export.check.quality import figures
 from edge.export.targets import KINDS
 from edge.golden import Golden
 from edge.runtime.check.golden import record_form
@@ -118,7 +118,7 @@ def check_target(
                 f"divergence {found.kl_mean:.3g}, top-1 agreement {found.top1:.1%}), so nothing was written; export it "
                 "without --target, and report it."
             )
-        quality = check.quality(found)
+        quality = figures(found)
     longest = max(max(len(case.prompt_ids) + len(case.greedy_ids), len(case.source_ids)) for case in golden.cases)
     if longest <= engine.context:
         form = record_form(engine, golden, name)
