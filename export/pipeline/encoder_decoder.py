@@ -22,7 +22,7 @@ from edge.export.manifest.text_format import generation, left_out, text_format
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
 from edge.export.pipeline.settle import Plan
-from edge.export.quantize import read_calibration
+from edge.export.quantize import methods_with, read_calibration
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import SpeechInputs, TextInputs, speech_inputs, text_inputs
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
@@ -48,8 +48,7 @@ NOISE = 4  # the seed of what a target's ranges are measured on, next to speech
 SAMPLES = 64  # of text that a target's ranges are measured on
 WRITING = "writing answers to measure activations on"
 
-# What --weights means for each half, and the default of each.
-HALVES = {"fp32": ("fp32", "fp32"), "int8": ("int8", "int8"), "int4": ("int8", "int4")}
+ENCODER_WEIGHTS = "int8"  # of an encoder that cannot have those of --weights
 
 
 def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str, str]:
@@ -58,13 +57,13 @@ def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str,
     Raises:
         ExportError: `weights` has no meaning for an encoder-decoder.
     """
-    if weights not in HALVES:
+    if weights not in (known := methods_with("decoder")):
         raise ExportError(
-            f"--weights {weights} is not for encoder-decoders; choose one of {', '.join(HALVES)}, or --encoder-weights "
+            f"--weights {weights} is not for encoder-decoders; choose one of {', '.join(known)}, or --encoder-weights "
             "and --decoder-weights."
         )
-    by_default = HALVES[weights]
-    return encoder or by_default[0], decoder or by_default[1]
+    by_default = weights if weights in methods_with("encoder") else ENCODER_WEIGHTS
+    return encoder or by_default, decoder or weights
 
 
 def write_encoder_decoder(

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 
 
+def methods_with(trait: str) -> list[str]:
+    """The names of the methods that have a trait."""
+    return [method.name for method in METHODS.values() if method.traits.get(trait)]
+
+
 def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = None) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
@@ -35,10 +40,10 @@ def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = Non
     check_block_size(options.block_size, weights)
     entry = METHODS.find(weights)
     if options.symmetric and not entry.traits.get("symmetric"):
-        can = ", ".join(method.name for method in METHODS.values() if method.traits.get("symmetric"))
+        can = ", ".join(methods_with("symmetric"))
         raise ExportError(f"--symmetric does not apply to {weights} weights; omit it, or choose {can}.")
     if (options.bits, options.perplexity) != (None, None) and not entry.traits.get("budget"):
-        can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
+        can = ", ".join(methods_with("budget"))
         raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
     return method(checkpoint, options)
@@ -58,10 +63,10 @@ def check_block_size(block_size: int | None, weights: str) -> None:
     """Raise ExportError if `weights` cannot have blocks of this size. None: the method's default size."""
     if block_size is None:
         return
-    if not METHODS.find(weights).traits.get("blocks", True):
+    if not METHODS.find(weights).traits.get("blocks"):
         raise ExportError(
             f"--block-size {block_size} does not apply to {weights} weights, which have no blocks; omit it, or choose "
-            "int8 or int4."
+            f"one of {', '.join(methods_with('blocks'))}."
         )
     if block_size < 16 or block_size & (block_size - 1):
         raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")

@@ -41,9 +41,10 @@ class Options:
 class Method(Protocol):
     """One way from a checkpoint to weights: the function `quantize` of a file next to this one, which `METHODS` finds.
 
-    Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
-    where it has them, `min_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks; for the
-    memory model `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
+    Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near, and
+    `min_top1`, the share of equal likeliest tokens; `blocks`, `symmetric` and `budget`, whether the options of these
+    names apply; `encoder` and `decoder`, whether that part of an encoder-decoder can have it; for the memory model
+    `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
     The file may have a function `watch`, too, for what it measures in a run of the reference: see `quantize.watch`.
     """
 

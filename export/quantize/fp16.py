@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "fp16"
 HELP = "16-bit floating point"
-TRAITS = {"bits": 16, "blocks": False, "max_kl": 1e-2}
+TRAITS = {"bits": 16, "max_kl": 1e-2}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

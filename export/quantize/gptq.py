@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"bits": 4, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True}
+TRAITS = {
+    "bits": 4, "blocks": True, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True, "decoder": True,
+}  # fmt: skip
 
 
 def watch(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64]) -> Watch | None:

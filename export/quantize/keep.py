@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "keep"
 HELP = "the own precision of a GGUF or a quantized folder"
-TRAITS = {"bits": 8, "keeps": True, "max_kl": 0.1}
+TRAITS = {"bits": 8, "blocks": True, "keeps": True, "max_kl": 0.1}
 
 _GGUF_BLOCK = 32  # the size of a GGUF's blocks
 
