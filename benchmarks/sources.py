@@ -96,7 +96,7 @@ def _key(source: Path) -> str:
 @cache
 def exporter_key() -> str:
     """A name for the code that writes bundles."""
-    from edge.export.quantize.kept import code_key
+    from edge.export.quantize.calibration_cache import code_key
 
     return f"{code_key():08x}"
 

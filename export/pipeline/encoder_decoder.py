@@ -20,12 +20,12 @@ from edge.export.graph.families import find_family
 from edge.export.manifest.speech_format import check_window, speech
 from edge.export.manifest.text_format import generation, left_out, text_format
 from edge.export.manifest.tokenizer import compact, fitted
-from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
+from edge.export.manifest.written import GOLDEN_TOKENS, RecordedWeights, manifest_of, record, say_what_changed
 from edge.export.pipeline.settle import Plan
 from edge.export.quantize import methods_with, read_calibration
-from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import SpeechInputs, TextInputs, speech_inputs, text_inputs
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
+from edge.export.quantize.method import Options
 from edge.export.targets.cpu.encoder_decoder import build_encoder_decoder
 from edge.golden import Golden, noise
 from edge.manifest import Manifest, Speech, TextFormat
@@ -40,7 +40,7 @@ from edge.runtime.memory.process import release_freed
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.facts.tensors import QTensor
-    from edge.export.targets.base import Sample
+    from edge.export.targets.kind import Sample
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
@@ -97,9 +97,9 @@ def write_encoder_decoder(
 
         calibrated = gptq_layers.quantize_encoder_decoder(checkpoint, calibration_inputs, block_size, progress)
     quantized = quantize_encoder_decoder(checkpoint, *weights, block_size, calibrated)
-    watched = Watched(quantized, progress, "writing weights")
-    built = build_encoder_decoder(checkpoint, watched, writer, context)
-    say_what_changed(checkpoint, watched, say)
+    recording = RecordedWeights(quantized, progress, "writing weights")
+    built = build_encoder_decoder(checkpoint, recording, writer, context)
+    say_what_changed(checkpoint, recording, say)
     if inputs.text is not None and (names := left_out(checkpoint)):
         say(f"The checkpoint's generation settings also have {', '.join(names)}; the bundle leaves that out.")
     if inputs.speech is not None:
@@ -123,7 +123,7 @@ def write_encoder_decoder(
     progress(0, 0, "recording golden answers")
     golden = record(engine, inputs.golden, GOLDEN_TOKENS)
     if target is not None:
-        from edge.export.targets.base import check_target, kind
+        from edge.export.targets.kind import check_target, kind
 
         given = Options(progress=progress, effort=request.effort)
         kind(target.name).write_target(
@@ -192,7 +192,7 @@ class _Inputs:
 
     def samples(self, engine: Engine, progress: Progress) -> list[Sample]:
         """Generate texts or audio features, and the engine's answers to them, to measure ranges of activations on."""
-        from edge.export.targets.base import Sample
+        from edge.export.targets.kind import Sample
 
         assert engine.encoder is not None
         samples: list[Sample] = []

@@ -21,7 +21,7 @@ from edge.export.check import of_decoder as check
 from edge.export.check.quality import figures, refuse_if_broken
 from edge.export.manifest.written import GOLDEN_TOKENS, record, write_golden
 from edge.export.pipeline.routers import Routers, write_routers
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.golden import Golden
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
 from edge.runtime.check.golden import GoldenInput, record_form
@@ -59,10 +59,10 @@ class StagedDecoder:
 
 @dataclass(frozen=True)
 class Staged:
-    """Result of the first stage. made: a decoder that is still to be run, or an encoder-decoder's manifest and golden
+    """Result of the first stage. result: a decoder that is still to be run, or an encoder-decoder's manifest and golden
     answers. draft_text: tokens of a decoder's answers to count a table for drafts from."""
 
-    made: StagedDecoder | tuple[Manifest, Golden]
+    result: StagedDecoder | tuple[Manifest, Golden]
     routers: Routers | None
     draft_text: int = 0
 
@@ -72,13 +72,13 @@ def finish(
 ) -> Manifest:
     """Check the written graphs, record golden answers, and write the files that need the graphs. Returns the
     manifest."""
-    if isinstance(staged.made, StagedDecoder):
+    if isinstance(staged.result, StagedDecoder):
         manifest, golden = finish_decoder(
-            writer, staged.made, Options(progress=progress, effort=request.effort),
+            writer, staged.result, Options(progress=progress, effort=request.effort),
             candidates=request.collects_candidates, draft_text=staged.draft_text, say=say, target=request.target,
         )  # fmt: skip
     else:
-        manifest, golden = staged.made
+        manifest, golden = staged.result
     manifest = write_routers(writer, manifest, staged.routers, request.segments, say)
     if request.segments is not None:
         from edge.export.targets.cpu.skip import write_skip
@@ -138,7 +138,7 @@ def finish_decoder(
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
     if target is not None:
-        from edge.export.targets.base import check_target
+        from edge.export.targets.kind import check_target
 
         options.report(0, 0, f"checking the graphs for {target}")
         compare = None if recorded is None else partial(_of_target, recorded)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import Weight
-from edge.export.quantize.base import Method, Options
+from edge.export.quantize.method import Method, Options
 from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.reference.in_numpy import Watch
+    from edge.export.reference.in_numpy import Observer
 
-METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
+METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `method.Method`
 
 
 def methods_with(trait: str) -> list[str]:
@@ -49,14 +49,14 @@ def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = Non
     return method(checkpoint, options)
 
 
-def watch(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArray[np.int64]) -> Watch:
+def observer(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArray[np.int64]) -> Observer:
     """Return the observer that the reference calls, and that `quantize` then reads as `options.measured`. It is the
     method's, if the method has one, else that of smoothing. windows: of the calibration text [W, S]."""
     from edge.export.quantize.smooth import Moments
 
-    make = getattr(METHODS.find(weights).load(), "watch", None)
-    own: Watch | None = make(checkpoint, options, windows) if make else None
-    return Moments(windows) if own is None else own
+    make = getattr(METHODS.find(weights).load(), "observer", None)
+    found: Observer | None = make(checkpoint, options, windows) if make else None
+    return Moments(windows) if found is None else found
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

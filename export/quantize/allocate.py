@@ -27,8 +27,8 @@ from edge.export.facts.progress import Progress
 from edge.export.facts.tensors import Format, QTensor, packed_with
 from edge.export.quantize.calibration_set import AnswerSet, Example, TextSet
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+from edge.export.quantize.scales import Teacher
 from edge.export.quantize.solve import search, spread
-from edge.export.quantize.tune import Teacher
 from edge.runtime.memory.process import release_freed
 
 WINDOWS = 4  # of the text that shares are measured on

@@ -12,8 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from edge.export.facts.progress import Progress
 from edge.export.quantize.calibration import SpeechInputs, TextInputs
+from edge.export.quantize.calibration_cache import CalibrationCache
 from edge.export.quantize.calibration_set import Example
-from edge.export.quantize.kept import Kept
 
 TEXTS = 16  # that are answered in one batch
 WINDOWS = 2  # of sound in one batch: the decoder's keys and values of each take 37 MB of Whisper base
@@ -21,16 +21,16 @@ PADDING = -1  # after the end of an answer
 WRITING = "writing answers to calibrate on"
 
 
-def answer(inputs: TextInputs | SpeechInputs, model: Any, report: Progress, kept: Kept) -> list[Example]:
-    """Return inputs with a model's answers to them. kept: provides answers that were written before, and stores the
+def answer(inputs: TextInputs | SpeechInputs, model: Any, report: Progress, cache: CalibrationCache) -> list[Example]:
+    """Return inputs with a model's answers to them. cache: provides answers that were written before, and stores the
     others."""
     if isinstance(inputs, TextInputs):
-        return _answer_texts(inputs, model, report, kept)
-    return _transcribe(inputs, model, report, kept)
+        return _answer_texts(inputs, model, report, cache)
+    return _transcribe(inputs, model, report, cache)
 
 
-def _answer_texts(inputs: TextInputs, model: Any, report: Progress, kept: Kept) -> list[Example]:
-    answers = kept.tensor("answers", partial(_answers, inputs, model, report))
+def _answer_texts(inputs: TextInputs, model: Any, report: Progress, cache: CalibrationCache) -> list[Example]:
+    answers = cache.tensor("answers", partial(_answers, inputs, model, report))
     encoder = model.get_encoder()
     return [
         Example(BaseModelOutput(encoder(input_ids=torch.tensor([ids])).last_hidden_state), _unpadded(row)[None])
@@ -51,7 +51,7 @@ def _answers(inputs: TextInputs, model: Any, report: Progress) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, True, PADDING)
 
 
-def _transcribe(inputs: SpeechInputs, model: Any, report: Progress, kept: Kept) -> list[Example]:
+def _transcribe(inputs: SpeechInputs, model: Any, report: Progress, cache: CalibrationCache) -> list[Example]:
     """Return all windows without timestamps, then with them, led by what was said in the window before."""
     extract = WhisperFeatureExtractor(feature_size=inputs.mels)
     encoded = []
@@ -59,7 +59,7 @@ def _transcribe(inputs: SpeechInputs, model: Any, report: Progress, kept: Kept) 
         report(i, len(inputs.windows), "listening to what is calibrated on")
         given = extract(window, sampling_rate=inputs.speech.sample_rate, return_tensors="pt")
         encoded.append(model.get_encoder()(given.input_features).last_hidden_state)
-    transcripts = kept.tensor("answers", partial(_transcripts, inputs, model, encoded, report))
+    transcripts = cache.tensor("answers", partial(_transcripts, inputs, model, encoded, report))
     plain, timed = (list(map(_unpadded, rows)) for rows in transcripts.chunk(2))
     led = [timed[0], *map(partial(_after, inputs), plain, timed[1:])]
     return [Example(BaseModelOutput(each), row[None]) for each, row in zip(encoded * 2, plain + led, strict=True)]

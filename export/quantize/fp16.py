@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint

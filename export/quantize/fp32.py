@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint

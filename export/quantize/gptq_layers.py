@@ -25,9 +25,9 @@ from edge.export.facts.progress import Progress
 from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, Weight, matrices
 from edge.export.quantize.allocate import bits_of, choose, log_probabilities, measure, most_sensitive_in_8_bits, sample
 from edge.export.quantize.answers import answer
-from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
 from edge.export.quantize.bfloat16 import fast_dtype
 from edge.export.quantize.calibration import SpeechInputs, TextInputs, calibration_windows
+from edge.export.quantize.calibration_cache import CalibrationCache, open_cache
 from edge.export.quantize.calibration_set import AnswerSet, CalibrationSet, Group, TextSet, flat
 from edge.export.quantize.encoder_decoder import INT4_BLOCK, of_layers
 from edge.export.quantize.gptq_efforts import (
@@ -43,10 +43,10 @@ from edge.export.quantize.gptq_efforts import (
     one_format,
 )
 from edge.export.quantize.gptq_quick import calibrated
-from edge.export.quantize.kept import Kept, keeping
+from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.export.quantize.sampled import sampled_windows
+from edge.export.quantize.scales import Teacher, tune_scales
 from edge.export.quantize.solve import ROUNDS, solve
-from edge.export.quantize.tune import Teacher, tune
 from edge.export.reference.in_torch import load_torch
 from edge.export.reference.streamed import StreamedModel
 from edge.runtime.memory.process import release_freed
@@ -61,7 +61,7 @@ EXTRA = 0.5  # bits a weight more of an encoder-decoder's decoder, for which som
 
 
 @dataclass(frozen=True)
-class Way:
+class SolveOptions:
     """The options for solving matrices. rounds: of descent. formats: of the matrices that do not use `format`."""
 
     format: Format
@@ -76,13 +76,13 @@ def quantize_decoder(checkpoint: Checkpoint, options: Options) -> dict[str, Weig
     """
     effort = _within(EFFORTS[options.effort], options.left_out)
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
-    way = Way(format_of(options), effort.rounds)
+    solving = SolveOptions(format_of(options), effort.rounds)
     budget = budget_of(options, effort)
-    others = [way.format._replace(bits=8)] if one_format(options) else OTHERS
-    forms = [way.format, *others]
-    key = {"effort": effort, "way": way, "budget": budget, "forms": forms, "text": windows.tolist()}
-    with keeping(checkpoint, key) as kept:
-        windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
+    others = [solving.format._replace(bits=8)] if one_format(options) else OTHERS
+    forms = [solving.format, *others]
+    key = {"effort": effort, "solving": solving, "budget": budget, "forms": forms, "text": windows.tolist()}
+    with open_cache(checkpoint, key) as cache:
+        windows = _with_own_text(checkpoint, windows, effort.own_text, options, cache)
         decoder = TextSet(StreamedModel(checkpoint, copy=True), windows)
         head = EMBEDDING if decoder.head is decoder.embedding else HEAD
 
@@ -91,12 +91,12 @@ def quantize_decoder(checkpoint: Checkpoint, options: Options) -> dict[str, Weig
 
         if budget is not None:
             trying = partial(_formats, decoder, checkpoint, teacher, forms, budget, options)
-            found = zip(matrices(checkpoint), kept.tensor("formats", trying).tolist(), strict=True)
-            way = dataclasses.replace(way, formats={name: forms[i] for name, i in found})
+            found = zip(matrices(checkpoint), cache.tensor("formats", trying).tolist(), strict=True)
+            solving = dataclasses.replace(solving, formats={name: forms[i] for name, i in found})
         with torch.no_grad():
-            weights, finals = solve_decoder(decoder, way, options.report, kept)
+            weights, finals = solve_decoder(decoder, solving, options.report, cache)
         if effort.passes:
-            weights = tune(decoder, weights, teacher(finals), options.report, effort.passes)
+            weights = tune_scales(decoder, weights, teacher(finals), options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
 
 
@@ -104,14 +104,14 @@ def _within(effort: Effort, left_out: frozenset[str]) -> Effort:
     """The effort without what the memory has no room for."""
     return dataclasses.replace(
         effort,
-        own=0 if OWN_TEXT in left_out else effort.own,
+        own_text=0 if OWN_TEXT in left_out else effort.own_text,
         passes=0 if TUNING in left_out else effort.passes,
         bits=None if FORMATS in left_out else effort.bits,
     )
 
 
 def _with_own_text(
-    checkpoint: Checkpoint, windows: torch.Tensor, times: int, options: Options, kept: Kept
+    checkpoint: Checkpoint, windows: torch.Tensor, times: int, options: Options, cache: CalibrationCache
 ) -> torch.Tensor:
     """The windows, and `times` as many of text of the model's own: the whole model is there while it writes."""
     lead, model = len(checkpoint.tokenizer.tokens.lead), None
@@ -125,7 +125,7 @@ def _with_own_text(
 
         return sampled_windows(model, windows, lead, report, seed)
 
-    whole = torch.cat([windows, *(kept.tensor(f"text.{i}", partial(write, i)) for i in range(times))])
+    whole = torch.cat([windows, *(cache.tensor(f"text.{i}", partial(write, i)) for i in range(times))])
     model = None
     gc.collect()  # a model's modules point at each other
     release_freed()
@@ -172,14 +172,16 @@ def _formats(
     return torch.tensor([forms.index(chosen[name]) for name in names])
 
 
-def solve_decoder(decoder: TextSet, way: Way, report: Progress, kept: Kept) -> tuple[dict[str, QTensor], torch.Tensor]:
+def solve_decoder(
+    decoder: TextSet, solving: SolveOptions, report: Progress, cache: CalibrationCache
+) -> tuple[dict[str, QTensor], torch.Tensor]:
     """Quantize all matrices of a decoder. Returns them by name, and what the float model's head reads of the windows,
     [W, S, hidden]. Of the decoder's own, only embedding and head are left, as the kernels will compute with them."""
     total = len(decoder.layers) + 1
-    weights = solve_layers(decoder, way, lambda done: report(done, total, SOLVING), kept)
+    weights = solve_layers(decoder, solving, lambda done: report(done, total, SOLVING), cache)
     finals = torch.stack([decoder.finish(h) for h in decoder.hidden])
     report(total - 1, total, SOLVING)
-    vocabulary = kept.weights("vocabulary", lambda: _solved(decoder, way, _vocabulary(decoder, finals)))
+    vocabulary = cache.weights("vocabulary", lambda: _solved(decoder, solving, _vocabulary(decoder, finals)))
     for name, weight in vocabulary.items():
         decoder.parameters[name].data = torch.from_numpy(weight.dequantize())
     report(total, total, SOLVING)
@@ -195,12 +197,12 @@ def quantize_encoder_decoder(
     Peak memory: the model in float32, what its encoder makes of the inputs, and what one layer's solution takes.
     """
     form = Format(BITS, block_size or INT4_BLOCK)
-    with keeping(checkpoint, {"decoder": form, "inputs": inputs.key}) as kept:
+    with open_cache(checkpoint, {"decoder": form, "inputs": inputs.key}) as cache:
         model = load_torch(checkpoint, progress=progress)
-        answers = AnswerSet(model, answer(inputs, model, progress, kept), of_layers(checkpoint))
+        answers = AnswerSet(model, answer(inputs, model, progress, cache), of_layers(checkpoint))
         examples = sample(answers.examples)
         wanted, total = log_probabilities(model, examples), len(answers.layers)
-        solved = solve_layers(answers, Way(form), lambda done: progress(done, total, SOLVING), kept)
+        solved = solve_layers(answers, SolveOptions(form), lambda done: progress(done, total, SOLVING), cache)
         bits = bits_of(solved) + EXTRA
         found = most_sensitive_in_8_bits(answers, examples, wanted, solved, bits, checkpoint.read, progress)
     del model, answers, examples, wanted
@@ -210,31 +212,31 @@ def quantize_encoder_decoder(
 
 
 def solve_layers(
-    calibration: CalibrationSet, way: Way, report: Callable[[int], None], kept: Kept
+    calibration: CalibrationSet, solving: SolveOptions, report: Callable[[int], None], cache: CalibrationCache
 ) -> dict[str, QTensor]:
     """Quantize the matrices of all layers that are calibrated. Returns them by name.
 
-    report: is told how many layers are done. kept: provides layers that were quantized before, and stores the others.
+    report: is told how many layers are done. cache: provides layers that were quantized before, and stores the others.
     """
     weights: dict[str, QTensor] = {}
     calibration.begin()
     for layer in range(len(calibration.layers)):
         report(layer)
         part = f"layer.{layer}"
-        groups = [] if part in kept else calibration.groups(layer)
-        found = kept.weights(part, partial(_solved, calibration, way, groups))
+        groups = [] if part in cache else calibration.groups(layer)
+        found = cache.weights(part, partial(_solved, calibration, solving, groups))
         calibration.advance(layer, found)
         weights |= found
         release_freed()
     return weights
 
 
-def _solved(calibration: CalibrationSet, way: Way, groups: Sequence[Group]) -> dict[str, QTensor]:
+def _solved(calibration: CalibrationSet, solving: SolveOptions, groups: Sequence[Group]) -> dict[str, QTensor]:
     """Quantize the weights of all groups, the largest first, some side by side."""
 
     def solve_group(group: Group) -> list[QTensor]:
         weights = [calibration.parameters[name] for name in group.names]
-        return _solve(weights, group.moment, way.formats.get(group.names[0], way.format), way.rounds)
+        return _solve(weights, group.moment, solving.formats.get(group.names[0], solving.format), solving.rounds)
 
     largest_first = sorted(groups, key=lambda group: -group.moment.numel())
     found: dict[str, QTensor] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import FLOATS, FloatTensor, Format, LazyWeights, QTensor, Weight, matrices, packed_with
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing
 

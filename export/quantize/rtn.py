@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices, packed_with
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ class Settings:
     step. length: the maximum of tokens of each. answer, temperature: the maximum of tokens of an answer that the model
     generates, and its sampling temperature (0: the most likely tokens). rank: of the adapters. rate: the highest
     learning rate. loss: distill for the KL divergence from the untouched model, lm for the text's likelihood, or both,
-    where the model's answers have the first alone. held: the maximum of sequences that are not trained on, so that
-    figures can be measured on them.
+    where the model's answers have the first alone. validation: the maximum of sequences that are not trained on, so
+    that figures can be measured on them.
 
     Of the policy: ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the
     minimum and the maximum of layers that run, of skipdecode. unit: layers that first leaves out together. candidates:
@@ -44,7 +44,7 @@ class Settings:
     loss: str = "distill"
     seed: int = 0
     precision: str = "auto"
-    held: int = 0
+    validation: int = 0
     ratio: float | None = None
     span: tuple[int, int] | None = None
     unit: int = 1

@@ -27,7 +27,7 @@ from edge.export.quantize.calibration import (
     speech_inputs,
     text_inputs,
 )
-from edge.export.quantize.kept import Kept
+from edge.export.quantize.calibration_cache import CalibrationCache
 from edge.manifest import Speech, TextFormat, Tokens
 
 END = IDS["<|endoftext|>"]
@@ -69,7 +69,7 @@ def test_answers_that_are_written_together_are_those_of_transformers() -> None:
     end = int(free[0, 5])  # a token that it says
     given_texts = TextInputs([(ids, (0,)) for ids in inputs], max_tokens=12, eos=[end])
     lengths = set()
-    for ids, example in zip(inputs, answer(given_texts, model, silent, Kept()), strict=True):
+    for ids, example in zip(inputs, answer(given_texts, model, silent, CalibrationCache()), strict=True):
         given = torch.tensor([ids])
         wanted = model.generate(given, max_new_tokens=12, do_sample=False, decoder_start_token_id=0, eos_token_id=end)
         row = wanted[0][wanted[0] != end]
@@ -83,8 +83,8 @@ def test_answers_that_were_written_before_are_not_written_again(tmp_path: Path) 
     model = tiny_model(T5Config(vocab_size=30, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4))
     inputs = TextInputs([([5, 6, 7], (0,)), ([5, 9], (0,))], max_tokens=6, eos=[1])
     with torch.no_grad():
-        first = answer(inputs, model, silent, Kept(tmp_path))
-        again = answer(inputs, model, lambda *told: pytest.fail("they are written again"), Kept(tmp_path))
+        first = answer(inputs, model, silent, CalibrationCache(tmp_path))
+        again = answer(inputs, model, lambda *told: pytest.fail("they are written again"), CalibrationCache(tmp_path))
     assert [example.answer.tolist() for example in first] == [example.answer.tolist() for example in again]
 
 
@@ -140,7 +140,7 @@ def test_a_recording_is_heard_window_by_window_and_not_forever(tmp_path: Path) -
 def test_each_window_is_transcribed_in_its_language_without_timestamps_and_with_them() -> None:
     model = tiny_whisper(max_source_positions=1500)
     windows = [tone(1.0), tone(1.0, hertz=90)]
-    examples = answer(SpeechInputs(windows, SPEECH, 80, max_tokens=20, eos=[END]), model, silent, Kept())
+    examples = answer(SpeechInputs(windows, SPEECH, 80, max_tokens=20, eos=[END]), model, silent, CalibrationCache())
     assert len(examples) == 4
     answers = [example.answer[0].tolist() for example in examples]
     plain, (first, led) = answers[:2], answers[2:]
@@ -183,6 +183,6 @@ def test_whisper_without_languages_has_a_shorter_start() -> None:
     english = Speech(16_000, 16_000, SPEECH.start, SPEECH.no_timestamps, SPEECH.timestamp_begin)
     inputs = SpeechInputs([tone(1.0)], english, 80, max_tokens=min(MAX_TRANSCRIPT, 12), eos=[END])
     with torch.no_grad():
-        plain, timed = answer(inputs, tiny_whisper(max_source_positions=1500), silent, Kept())
+        plain, timed = answer(inputs, tiny_whisper(max_source_positions=1500), silent, CalibrationCache())
     assert plain.answer[0, :2].tolist() == [SPEECH.start, SPEECH.no_timestamps]
     assert timed.answer[0, 0] == SPEECH.start and timed.answer[0, 1] != SPEECH.no_timestamps

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.quantized.base import Integers, Parts, Settings, Unpacked, misfit, part_of
+from edge.export.checkpoint.quantized.packing import Integers, Parts, Settings, Unpacked, misfit, part_of
 from edge.export.checkpoint.stored import Stored
 from edge.export.facts.checkpoint import finite
 

@@ -17,8 +17,8 @@ from edge.bundle import WEIGHTS as WEIGHTS_FILE
 from edge.bundle import BundleWriter, TensorFile
 from edge.errors import ExportError, InputError
 from edge.export.graph.weights import external
-from edge.export.quantize.base import Options
-from edge.export.targets.base import Sample, Wanted, write_json
+from edge.export.quantize.method import Options
+from edge.export.targets.kind import Sample, Wanted, write_json
 from edge.export.targets.npu.blocks import Blocks
 from edge.export.targets.npu.compile import compile_for, socs_of
 from edge.export.targets.npu.cost import cost_of, multiply_adds

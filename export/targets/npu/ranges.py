@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edge.export.targets.base import Sample
+from edge.export.targets.kind import Sample
 from edge.export.targets.npu.blocks import Blocks
 from edge.export.targets.npu.graphs import DECODER, ENCODER, Shape, StaticModel
 from edge.export.targets.npu.products import Products
@@ -51,11 +51,11 @@ def measure(
     all that products read is in files, too."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         masks = MASKS if model.features is None else OF_STEPS  # all of a sound is heard
-        encoder = _Watched(model.build_encoder(), Path(temporary) / "encoder.onnx", masks) if model.cross else None
+        encoder = _Graph(model.build_encoder(), Path(temporary) / "encoder.onnx", masks) if model.cross else None
         size, capacity = min(SIZE, model.context), model.context if model.cross else min(CAPACITY, model.context)
         built = model.build(Shape(size, size, capacity))
         products = Products(built.graph, Path(temporary)) if blocks else None
-        decoder = _Watched(built, Path(temporary) / "decoder.onnx", masks, products=products)
+        decoder = _Graph(built, Path(temporary) / "decoder.onnx", masks, products=products)
         for i, (source, tokens) in enumerate(samples):
             progress(i, len(samples), "measuring activations")
             cross: Arrays = {}
@@ -74,7 +74,7 @@ def measure(
         return Measured(of_decoder | shared, ranges, masked, found)
 
 
-def _encoded(model: StaticModel, encoder: _Watched, source: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def _encoded(model: StaticModel, encoder: _Graph, source: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Run the encoder; return what a decoder is given of it."""
     given, cross = _source(model, source)
     for name, array in encoder.run(given).items():
@@ -96,7 +96,7 @@ def _source(model: StaticModel, source: NDArray[Any]) -> tuple[dict[str, Any], d
 
 
 def _steps(
-    model: StaticModel, graph: _Watched, tokens: NDArray[np.int64], size: int, capacity: int, more: Arrays
+    model: StaticModel, graph: _Graph, tokens: NDArray[np.int64], size: int, capacity: int, more: Arrays
 ) -> None:
     """Run tokens through a decoder, in steps of `size`. more: further inputs."""
     past = {
@@ -121,7 +121,7 @@ def _steps(
             past[f"past.{layer}.value"][:, :, start : start + len(part)] = value.transpose(0, 2, 1, 3)
 
 
-class _Watched:
+class _Graph:
     """A graph that says how large its activations are. Its model is written to `path`. masks: inputs that hide what
     must not be attended to. products: to be told what they read."""
 

@@ -33,7 +33,7 @@ class NPUWeights(Weights):
 
     def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight]) -> None:
         self._source, self._matrices = source, matrices
-        self._kept: dict[str, ir.Tensor] = {}
+        self._cached: dict[str, ir.Tensor] = {}
 
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         return [self._keep(name) for name in names]
@@ -58,9 +58,9 @@ class NPUWeights(Weights):
         return StoredFloat(self._tensor(name, weight.values), rows, columns)
 
     def _tensor(self, name: str, values: NDArray[Any]) -> Any:
-        if name not in self._kept:
-            self._kept[name] = ir.Tensor(np.ascontiguousarray(values), name=name)
-        return self._kept[name]
+        if name not in self._cached:
+            self._cached[name] = ir.Tensor(np.ascontiguousarray(values), name=name)
+        return self._cached[name]
 
 
 def npu_shapes(checkpoint: Checkpoint) -> Mapping[str, Weight]:

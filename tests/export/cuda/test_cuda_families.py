@@ -34,9 +34,9 @@ from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
 from edge.export.facts.tensors import LazyWeights, Weight, matrices
 from edge.export.quantize.rtn import round_to_nearest
-from edge.export.targets.base import Wanted, check_wanted
 from edge.export.targets.cuda import CHECKED
 from edge.export.targets.cuda.weights import BLOCK
+from edge.export.targets.kind import Wanted, check_wanted
 from edge.golden import noise
 from edge.runtime.check.golden import BLOCKED
 from edge.runtime.engine.engine import Engine

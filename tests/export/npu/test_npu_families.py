@@ -33,7 +33,7 @@ from whisper_speaker import WINDOW
 
 from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
-from edge.export.targets.base import Wanted, check_wanted
+from edge.export.targets.kind import Wanted, check_wanted
 from edge.golden import noise
 from edge.runtime.check.golden import BLOCKED
 from edge.runtime.engine.engine import Engine

@@ -19,10 +19,10 @@ from edge.export.facts.tensors import Format, QTensor
 from edge.export.quantize import gptq_layers
 from edge.export.quantize.allocate import bits_of, log_probabilities, most_sensitive_in_8_bits
 from edge.export.quantize.calibration import TextInputs
+from edge.export.quantize.calibration_cache import CalibrationCache
 from edge.export.quantize.calibration_set import AnswerSet, Example
 from edge.export.quantize.encoder_decoder import of_layers
-from edge.export.quantize.gptq_layers import Way, solve_layers
-from edge.export.quantize.kept import Kept
+from edge.export.quantize.gptq_layers import SolveOptions, solve_layers
 from edge.export.quantize.rtn import round_to_nearest
 
 VOCABULARY, BLOCK = 60, 16
@@ -81,7 +81,7 @@ def silent(*told: Any) -> None:
 
 
 def solved(answers: AnswerSet) -> dict[str, QTensor]:
-    return solve_layers(answers, Way(Format(4, BLOCK)), silent, Kept())
+    return solve_layers(answers, SolveOptions(Format(4, BLOCK)), silent, CalibrationCache())
 
 
 @pytest.mark.parametrize("family", MODELS)

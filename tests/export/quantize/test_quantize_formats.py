@@ -13,7 +13,7 @@ from places import ROOT
 from edge.errors import ExportError, InputError
 from edge.export.facts.tensors import FloatTensor, Format, QTensor
 from edge.export.quantize import METHODS, methods_with, quantize, read_calibration
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import round_to_nearest
 
 Q, K, V = (f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv")

@@ -22,16 +22,16 @@ from edge.export.facts.tensors import Format, QTensor, matrices
 from edge.export.graph.weights import pack_bits, pack_blocks
 from edge.export.quantize import gptq_layers, gptq_quick, quantize, sampled
 from edge.export.quantize.allocate import WINDOWS, Unit, bits_of, choose, measure
-from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import WINDOW, calibration_windows
+from edge.export.quantize.calibration_cache import CalibrationCache
 from edge.export.quantize.calibration_set import TextSet
-from edge.export.quantize.gptq_layers import Way, solve_decoder
-from edge.export.quantize.kept import Kept
+from edge.export.quantize.gptq_layers import SolveOptions, solve_decoder
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
+from edge.export.quantize.scales import Teacher, tune_scales
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.solve import solve as solve_arrays
-from edge.export.quantize.tune import Teacher, tune
 from edge.export.reference.in_numpy import Reference
 from edge.home import cache_dir
 from edge.manifest import Tokens
@@ -183,7 +183,7 @@ def walk(model: Any, windows: torch.Tensor) -> tuple[TextSet, Teacher, dict[str,
     with torch.no_grad():
         head = decoder.head.data.clone()
         wanted = model.model(windows).last_hidden_state * decoder.head_scale
-        weights, finals = solve_decoder(decoder, Way(Format(4, 32)), lambda *_: None, Kept())
+        weights, finals = solve_decoder(decoder, SolveOptions(Format(4, 32)), lambda *_: None, CalibrationCache())
     torch.testing.assert_close(finals, wanted, rtol=1e-3, atol=1e-4)  # of the float model, to the end
     return decoder, Teacher(finals, head), weights
 
@@ -217,7 +217,7 @@ def test_walking_a_decoder_and_tuning_bring_it_closer_to_the_float_model(family:
     walked = divergence(model, wanted, windows)
     assert walked < rounding
 
-    tuned = tune(decoder, dict(weights), teacher, lambda *_: None)
+    tuned = tune_scales(decoder, dict(weights), teacher, lambda *_: None)
     fresh = tiny_model(CONFIGS[family]())
     with torch.no_grad():
         for name, weight in tuned.items():

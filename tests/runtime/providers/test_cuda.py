@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 
 from edge.bundle import Bundle
 from edge.errors import DeviceError, InputError
-from edge.export.targets.base import Wanted
+from edge.export.targets.kind import Wanted
 from edge.runtime.choose import choose
 from edge.runtime.decode.sampling import Categorical, SamplingOptions, make_sampler
 from edge.runtime.engine.candidates import Candidates

@@ -38,7 +38,7 @@ class Teacher:
     head: torch.Tensor
 
 
-def tune(
+def tune_scales(
     decoder: TextSet,
     weights: dict[str, QTensor],
     teacher: Teacher,

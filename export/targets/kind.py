@@ -29,7 +29,7 @@ from edge.targets import TARGETS, DeviceTarget, Target, path_of
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.quantize.base import Options
+    from edge.export.quantize.method import Options
     from edge.manifest import Manifest
 
 MAX_KL, MIN_TOP1 = 0.5, 0.5  # what no sound target comes near
