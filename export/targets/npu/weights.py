@@ -7,7 +7,7 @@ orthogonal matrix spreads them over all channels (QuaRot, Ashkboos et al., arXiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,18 +38,8 @@ class NPUWeights(Weights):
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         return [self._keep(name) for name in names]
 
-    def vector(
-        self,
-        names: Sequence[str],
-        stored_as: str,
-        group: str,
-        edit: Callable[[NDArray[np.float32]], Any] = np.asarray,
-        *,
-        zeros: Mapping[str, int] | None = None,
-    ) -> Any:
-        lengths = zeros or {}
-        parts = [np.zeros(lengths[n], np.float32) if n in lengths else self._vector(n) for n in names]
-        return self.table(stored_as, np.asarray(edit(np.concatenate(parts).astype(np.float32)), np.float32))
+    def _count(self, stored_as: str, group: str, values: NDArray[np.float32]) -> None:
+        """The manifest has the groups of the CPU's graphs alone."""
 
     def _keep(self, name: str) -> StoredFloat:
         weight = self._matrix(name)
