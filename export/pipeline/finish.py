@@ -40,7 +40,7 @@ RECORDED = ".recorded"  # a file that the first stage leaves for the second
 PREFILL = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
 MEASURED = 4  # windows of the calibration text that keys and values are measured on
-MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
+MAX_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
 QUICK_CHUNK = 16  # tokens of a step of the check: 64 of them have 10 MB more of logits at a vocabulary of 49,152
 QUICK_TOKENS = 16  # of a golden answer
 
@@ -167,7 +167,7 @@ def _with_kv8(
     if recorded is not None:
         found = check.check(engine, recorded, chunk=KV8_STEP)
         lost = found.kl_mean - manifest.quality["kl_mean"]
-        if not lost <= MOST_LOST:
+        if not lost <= MAX_LOST:
             (writer.staging / graph.path).unlink()
             say(
                 f"A KV cache in int8 would lose too much (KL divergence {lost:.2g} more); the bundle has float32 alone."

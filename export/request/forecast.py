@@ -21,7 +21,7 @@ WORTH_S, WORTH = 20, 0.5  # quick is named where it saves so many seconds, and t
 ALIKE = 0.05  # sizes that differ by less are called the same
 
 
-def foretell(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
+def forecast(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
     """Return a sentence about the time of the export, and its stages; None if no such export was measured."""
     asked, quick = _asked(request, model), _asked(replace(request, effort=QUICK), model)
     if (stages := expected(model, asked)) is None:
