@@ -37,7 +37,7 @@ NAME = "npu-qualcomm"
 HELP = "Qualcomm's NPUs"
 
 CONTEXT = 512  # rows of the cache: each step reads all of them
-PAIR_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
+TEXT_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
 WINDOWS = 12  # of the calibration text
 KV = "int16"
 WEIGHTS = INT8, INT4 = "int8", "int4"
@@ -82,10 +82,10 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
         check_operators(built.graph)
 
 
-def _contexts(wanted: Wanted, pairs: bool, context: int) -> list[int]:
-    """Rows of the cache, fewest first. pairs: of an encoder-decoder for text. context: the bundle's."""
+def _contexts(wanted: Wanted, text: bool, context: int) -> list[int]:
+    """Rows of the cache, fewest first. text: of an encoder-decoder for text. context: the bundle's."""
     asked = [wanted.context] if isinstance(wanted.context, int) else wanted.context or ()
-    return sorted(set(asked)) or [min(PAIR_CONTEXT if pairs else CONTEXT, context)]
+    return sorted(set(asked)) or [min(TEXT_CONTEXT if text else CONTEXT, context)]
 
 
 def write_target(

@@ -22,7 +22,7 @@ from npu_models import (
     bundle_of,
     checkpoint_of,
     divergence,
-    pair_of,
+    encoder_decoder_of,
     plain,
     speaker_of,
     walk,
@@ -115,7 +115,9 @@ def test_other_weights_and_types(family: str, wanted: Wanted, most: float, tmp_p
 @pytest.fixture(scope="module", params=[*PAIRS, "whisper"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
-    return speaker_of(folder, FLOATS) if request.param == "whisper" else pair_of(request.param, folder, FLOATS)
+    return (
+        speaker_of(folder, FLOATS) if request.param == "whisper" else encoder_decoder_of(request.param, folder, FLOATS)
+    )
 
 
 def said(bundle: Bundle, engine: Engine) -> NDArray[np.float32]:

@@ -20,8 +20,8 @@ from npu_models import (
     bundle_of,
     checkpoint_of,
     divergence,
+    encoder_decoder_of,
     needs_simulator,
-    pair_of,
     plain,
     speaker_of,
     static,
@@ -107,7 +107,7 @@ def test_a_cache_that_is_cut_short_forgets(bundle: Bundle) -> None:
 @pytest.fixture(scope="module", params=[*PAIRS, "whisper"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
-    return speaker_of(folder) if request.param == "whisper" else pair_of(request.param, folder)
+    return speaker_of(folder) if request.param == "whisper" else encoder_decoder_of(request.param, folder)
 
 
 def said(bundle: Bundle, engine: Engine) -> NDArray[np.float32]:
