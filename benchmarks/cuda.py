@@ -28,9 +28,9 @@ from edge.export.facts.family import heads_of
 from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight
 from edge.export.graph.caches import decoder_kv
 from edge.export.graph.step import configuration
-from edge.export.targets.base import write_json
 from edge.export.targets.cuda import TYPES, CUDAModel, written
 from edge.export.targets.cuda.weights import BLOCK
+from edge.export.targets.kind import write_json
 from edge.manifest import FORMAT_VERSION, Dims, KVLayout, Manifest, Source, TensorGroup, Tokens
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.slots import Slots

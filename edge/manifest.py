@@ -313,7 +313,7 @@ class Manifest:
     name: str
     family: str
     kind: str  # "decoder" or "encoder-decoder"
-    weights: str  # the export's --weights: fp32, fp16, int8, int4 or keep
+    weights: str  # the export's --weights
     dims: Dims
     context: int  # maximum tokens (prompt and answer) that the graphs can take
     graphs: list[Graph]

@@ -9,11 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edge.errors import ExportError
 from edge.export.facts.progress import Progress
-from edge.export.quantize import METHODS
 from edge.export.reference.in_torch import RecordedLogits
-from edge.manifest import Manifest
 from edge.runtime.check.perplexity import CHUNK, Agreement, EngineLogits, compare, windows
 from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import release_freed
@@ -80,31 +77,3 @@ def check(engine: Engine, recorded: RecordedLogits, *, prefill: bool = False, ch
     int8 prefill graph."""
     source = EngineLogits(engine, max(map(len, recorded.texts)), prefill=prefill, chunk=chunk)
     return compare(recorded, source, recorded.texts)
-
-
-def quality(found: Agreement) -> dict[str, float]:
-    """Return the figures in the manifest's form."""
-    return {
-        "check_tokens": float(found.tokens),
-        "top1_agreement": round(found.top1, 4),
-        "kl_mean": round(found.kl_mean, 6),
-        "kl_p95": round(found.kl_p95, 6),
-        "perplexity": round(found.candidate, 4),
-        "perplexity_float32": round(found.reference, 4),
-    }
-
-
-def refuse_if_broken(found: Agreement, manifest: Manifest, *, flag: str = "--weights") -> None:
-    """Raise ExportError if the bundle's predictions are not those of the model. flag: the option that chose the
-    weights."""
-    weights = manifest.weights
-    halves = [METHODS[half].traits for half in weights.split("+")]  # of an encoder-decoder
-    most, least = max(half["max_kl"] for half in halves), min(half.get("min_top1", 0.0) for half in halves)
-    if found.kl_mean <= most and found.top1 >= least:
-        return
-    raise ExportError(
-        f"The exported {manifest.name} does not answer as the model in float32 does (mean KL divergence "
-        f"{found.kl_mean:.3g}, top-1 agreement {found.top1:.1%}, perplexity {found.candidate:.4g} against "
-        f"{found.reference:.4g}), so nothing was written; try more precise {flag} than {weights}, and report it "
-        "where fp32 fails too."
-    )

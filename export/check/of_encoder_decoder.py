@@ -1,4 +1,4 @@
-"""The check that ends an encoder-decoder's export: the written graphs beside Torch, on a few inputs and their answers.
+"""The check that ends an encoder-decoder's export: the written graphs next to Torch, on a few inputs and their answers.
 
 Torch answers each input greedily, and both are asked for the logits of that answer. With little effort T5's graphs are
 compared with a reference in numpy.
@@ -25,7 +25,7 @@ from edge.runtime.memory.process import release_freed
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
-ANSWER = 32  # most tokens of an answer
+ANSWER = 32  # tokens of an answer, at most
 
 Input = NDArray[Any]  # token ids [T] int64, or samples [N] float32
 Sources = dict[bytes, Input]  # inputs by the bytes of their answers' token ids
@@ -40,14 +40,14 @@ SENTENCES = [  # written for this check
 ]
 
 
-class RecordedPairs:
-    """Answers to some inputs, and the logits of the model in float32. its_own: True if the model gave these answers;
-    for others a perplexity means nothing."""
+@dataclass(frozen=True)
+class RecordedAnswers:
+    """Answers to some inputs, and the logits of the model in float32. own: True if the model gave these answers; for
+    others a perplexity means nothing."""
 
-    def __init__(self, sources: Sources, logits: RecordedLogits, *, its_own: bool) -> None:
-        self.sources = sources
-        self.logits = logits
-        self.its_own = its_own
+    sources: Sources
+    logits: RecordedLogits
+    own: bool
 
 
 def reference(
@@ -56,7 +56,7 @@ def reference(
     features: Callable[[Input], Any],
     start: Sequence[int],
     progress: Progress | None = None,
-) -> RecordedPairs:
+) -> RecordedAnswers:
     """Torch's answers. The Torch model is freed before this returns.
 
     features: what the Torch model is given for an input, as keyword arguments. start: the answer's first tokens.
@@ -75,7 +75,7 @@ def reference(
             answer = list(start)
             for _ in range(ANSWER):
                 ids = torch.tensor([answer])
-                out = model(encoder_outputs=encoded, **_whole(ids), use_cache=False)
+                out = model(encoder_outputs=encoded, **_decoder_inputs(ids), use_cache=False)
                 answer.append(int(out.logits[0, -1].argmax()))
                 if answer[-1] == model.config.eos_token_id:
                     break
@@ -83,30 +83,30 @@ def reference(
         if tokens.tobytes() not in sources:  # an answer stands for its input
             sources[tokens.tobytes()] = source
             answers.append(tokens)
-    recorded = RecordedLogits(_TorchPairs(model, sources, features), answers)
+    recorded = RecordedLogits(_TorchLogits(model, sources, features), answers)
     del model
     gc.collect()  # a model's modules point at each other
     release_freed()
-    return RecordedPairs(sources, recorded, its_own=True)
+    return RecordedAnswers(sources, recorded, own=True)
 
 
 def reference_in_numpy(
     checkpoint: Checkpoint, inputs: Sequence[Input], start: Sequence[int], progress: Progress | None = None
-) -> RecordedPairs:
+) -> RecordedAnswers:
     """The logits of T5's reference in numpy. An answer's tokens are its input's, which any model can be given."""
     answers = [np.array([*start, *source[:ANSWER]], np.int64) for source in inputs]
     sources = {answer.tobytes(): source for answer, source in zip(answers, inputs, strict=True)}
     model = T5Reference(checkpoint, progress)
     made = dict(zip(sources, model.logits(list(inputs), answers), strict=True))
-    return RecordedPairs(sources, RecordedLogits(_Made(model.vocab_size, made), answers), its_own=False)
+    return RecordedAnswers(sources, RecordedLogits(_NumpyLogits(model.vocab_size, made), answers), own=False)
 
 
-def check(engine: Engine, recorded: RecordedPairs, encode: Callable[[Input], KVCache]) -> Agreement:
+def check(engine: Engine, recorded: RecordedAnswers, encode: Callable[[Input], KVCache]) -> Agreement:
     """Compare the written graphs with the recorded logits. `encode` returns a cache for an input."""
-    return compare(recorded.logits, _EnginePairs(engine, recorded.sources, encode), recorded.logits.texts)
+    return compare(recorded.logits, _EngineLogits(engine, recorded.sources, encode), recorded.logits.texts)
 
 
-def _whole(ids: Any) -> dict[str, Any]:
+def _decoder_inputs(ids: Any) -> dict[str, Any]:
     """Decoder tokens [1, S], all of which count: T5Gemma would hide those that have the padding token's id, and a model
     may say that one."""
     import torch
@@ -114,7 +114,7 @@ def _whole(ids: Any) -> dict[str, Any]:
     return {"decoder_input_ids": ids, "decoder_attention_mask": torch.ones_like(ids)}
 
 
-class _TorchPairs:
+class _TorchLogits:
     def __init__(self, model: Any, sources: Sources, features: Callable[[Input], Any]) -> None:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self._model, self._sources, self._features = model, sources, features
@@ -124,12 +124,12 @@ class _TorchPairs:
 
         given = self._features(self._sources[tokens.tobytes()])
         with torch.no_grad():
-            out = self._model(**given, **_whole(torch.from_numpy(tokens)[None]), use_cache=False)
+            out = self._model(**given, **_decoder_inputs(torch.from_numpy(tokens)[None]), use_cache=False)
         yield out.logits[0].numpy()
 
 
 @dataclass(frozen=True)
-class _Made:
+class _NumpyLogits:
     """The logits of answers by the bytes of their tokens."""
 
     vocab_size: int
@@ -139,7 +139,7 @@ class _Made:
         yield self.by_answer[tokens.tobytes()]
 
 
-class _EnginePairs:
+class _EngineLogits:
     def __init__(self, engine: Engine, sources: Sources, encode: Callable[[Input], KVCache]) -> None:
         self.vocab_size = engine.bundle.manifest.dims.vocab_size
         self._engine, self._sources, self._encode = engine, sources, encode

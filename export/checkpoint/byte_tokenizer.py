@@ -11,7 +11,7 @@ from edge.errors import CheckpointError
 CLASS = "ByT5Tokenizer"  # what tokenizer_config.json or config.json calls it
 SPECIAL = ["<pad>", "</s>", "<unk>"]  # the bytes come behind them
 EXTRA = 125  # tokens for masked spans, which follow the bytes
-MOST_EXTRA = 10_000
+MAX_EXTRA = 10_000
 
 
 def tokenizer_json(settings: dict[str, Any]) -> str:
@@ -36,8 +36,8 @@ def tokenizer_json(settings: dict[str, Any]) -> str:
 def extra_ids(settings: dict[str, Any]) -> int:
     """Return the number of tokens for masked spans that the settings ask for; CheckpointError if it is out of range."""
     extra = settings.get("extra_ids", EXTRA)
-    if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
-        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MOST_EXTRA}.")
+    if type(extra) is not int or not 0 <= extra <= MAX_EXTRA:
+        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MAX_EXTRA}.")
     return extra
 
 

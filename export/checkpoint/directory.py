@@ -26,7 +26,7 @@ NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
 TRAITS = {"reads": "folder"}
 
-MOST_CARD = 1 << 20  # bytes of a model card that is read
+MAX_CARD = 1 << 20  # bytes of a model card that is read
 ROWS = 4096  # of heads and embeddings that are compared at a time
 ROUNDING = 2.0**-8  # of a value: what bfloat16 leaves of another rounding of it, at most
 SMALLEST = 2.0**-24  # of float16
@@ -170,7 +170,7 @@ def licence_of(root: Path) -> str | None:
     """The ``license`` that the model card states; its YAML takes a second for each 100 kB."""
     card = root / "README.md"
     try:
-        if card.stat().st_size > MOST_CARD:
+        if card.stat().st_size > MAX_CARD:
             return None
         licence = (metadata_load(card) or {}).get("license")
     except Exception:  # there is no card, or its header is no YAML

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.model_config import MOST_POSITIONS
+from edge.export.checkpoint.model_config import MAX_POSITIONS
 from edge.export.facts.family import GGUF, Family
 from edge.export.facts.gguf_header import GGUFHeader
 from edge.export.facts.gguf_metadata import Metadata, ReadVector
@@ -93,8 +93,8 @@ def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF) -> dict[str, An
     if layers > there:
         raise m.wrong("block_count", layers, f"the file holds tensors of {there} layers")
     heads, positions = m.size("attention.head_count"), m.size("context_length")
-    if positions > MOST_POSITIONS:
-        raise m.wrong("context_length", positions, f"no model has more than {MOST_POSITIONS:,}")
+    if positions > MAX_POSITIONS:
+        raise m.wrong("context_length", positions, f"no model has more than {MAX_POSITIONS:,}")
     config: dict[str, Any] = {
         "hidden_size": m.size("embedding_length"),
         "intermediate_size": m.size("feed_forward_length"),

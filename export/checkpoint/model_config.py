@@ -23,7 +23,7 @@ _SIZES = (
     *(f"{half}_{size}" for half in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")),
 )
 
-MOST_POSITIONS = 1 << 24  # that a configuration may state: the longest contexts of today are 10 million tokens
+MAX_POSITIONS = 1 << 24  # that a configuration may state: the longest contexts of today are 10 million tokens
 
 
 def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> 
             value = part.get(name)
             if isinstance(value, int) and value < 1:
                 raise CheckpointError(f"{where} gives {name} as {value}, and no model has less than 1; fetch it again.")
-            if name == "max_position_embeddings" and isinstance(value, int) and value > MOST_POSITIONS:
+            if name == "max_position_embeddings" and isinstance(value, int) and value > MAX_POSITIONS:
                 raise CheckpointError(
-                    f"{where} gives {name} as {value}, and no model has more than {MOST_POSITIONS:,}; fetch it again."
+                    f"{where} gives {name} as {value}, and no model has more than {MAX_POSITIONS:,}; fetch it again."
                 )
             if isinstance(value, int) and name.endswith("layers") and value > layers:
                 raise CheckpointError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.errors import CheckpointError
 
-MOST_WORK = 10**9  # squares of tokens' lengths; the largest vocabularies, of 262,144 tokens, have 2 * 10**7
+MAX_WORK = 10**9  # squares of tokens' lengths; the largest vocabularies, of 262,144 tokens, have 2 * 10**7
 
 
 def check_character_map(characters: bytes, path: Path) -> None:
@@ -25,5 +25,5 @@ def check_character_map(characters: bytes, path: Path) -> None:
 
 def check_lengths(tokens: Iterable[str], path: Path) -> None:
     """Raise CheckpointError if tokens are so long that finding the pairs that they are merged of would need minutes."""
-    if sum(len(token) ** 2 for token in tokens) > MOST_WORK:
+    if sum(len(token) ** 2 for token in tokens) > MAX_WORK:
         raise CheckpointError(f"{path} is damaged: it has tokens as long as books; fetch it again.")

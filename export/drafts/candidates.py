@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import BundleWriter
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.runtime.engine.engine import Engine
 from edge.runtime.speculate.recycle import CANDIDATES, SEED, matrix_rows, write_seed
 

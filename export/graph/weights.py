@@ -114,10 +114,14 @@ class Weights:
         lengths = zeros or {}
         parts = [np.zeros(lengths[n]) if n in lengths else self._vector(n) for n in names]
         values = np.concatenate([part.astype(np.float32, copy=False) for part in parts])
+        self._count(stored_as, group, values)
+        return self.table(stored_as, np.asarray(edit(values), dtype=np.float32))
+
+    def _count(self, stored_as: str, group: str, values: NDArray[np.float32]) -> None:
+        """Count a vector in the manifest's groups, once."""
         if stored_as not in self._counted:
             self._counted.add(stored_as)
             self._tally(group).add(values.size, values.nbytes, 32, 0, "float32")
-        return self.table(stored_as, np.asarray(edit(values), dtype=np.float32))
 
     def read(self, name: str) -> NDArray[np.float32]:
         """A tensor of the checkpoint as it is, for tables that are made of it."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge.export.graph.step import Built
 
 GOLDEN_TOKENS = 24
-KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
+EXACT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
 
 
 def manifest_of(
@@ -52,11 +52,11 @@ def known_tokens(tokens: Tokens, vocab: int) -> Tokens:
     return dataclasses.replace(tokens, bos=bos, eos=eos, add_bos=tokens.add_bos and bos is not None)
 
 
-def say_what_changed(checkpoint: Checkpoint, written: Watched, tell: Callable[[str], None]) -> None:
+def say_what_changed(checkpoint: Checkpoint, written: RecordedWeights, tell: Callable[[str], None]) -> None:
     """Report the tensors whose stored blocks were dequantized and quantized anew, and their new bits."""
     changed = defaultdict[str, list[int]](list)
     for name, method in written.methods.items():
-        if (kind := checkpoint.stored_type(name)) not in FLOATS and method not in KEPT and method != kind:
+        if (kind := checkpoint.stored_type(name)) not in FLOATS and method not in EXACT and method != kind:
             changed[kind].append(written.bits[name])
     for kind, bits in sorted(changed.items()):
         tensors = "1 tensor of type {} is" if len(bits) == 1 else f"{len(bits)} tensors of type {{}} are"
@@ -64,7 +64,7 @@ def say_what_changed(checkpoint: Checkpoint, written: Watched, tell: Callable[[s
         tell(f"{tensors.format(kind)} dequantized and quantized anew, in {each} bits.")
 
 
-class Watched(Mapping[str, Weight]):
+class RecordedWeights(Mapping[str, Weight]):
     """Weights that report progress, and record each method, as the graph reads them."""
 
     def __init__(self, weights: Mapping[str, Weight], progress: Progress, text: str) -> None:

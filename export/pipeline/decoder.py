@@ -18,12 +18,12 @@ from edge.export.manifest.chat_settings import chat_settings, described
 from edge.export.manifest.thinking import described as described_thinking
 from edge.export.manifest.thinking import matched_whole, thinking
 from edge.export.manifest.tokenizer import compact, fitted
-from edge.export.manifest.written import Watched, manifest_of, say_what_changed
+from edge.export.manifest.written import RecordedWeights, manifest_of, say_what_changed
 from edge.export.pipeline.finish import RECORDED, StagedDecoder
 from edge.export.pipeline.settle import Plan
 from edge.export.pipeline.survey import Survey
-from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
+from edge.export.quantize.method import Options
 from edge.export.quantize.prefill import prefill_weights
 from edge.export.targets.cpu.decoder import build_decoder
 from edge.export.targets.cpu.kv8 import write_kv8
@@ -61,11 +61,11 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     quantized = methods.quantize(checkpoint, weights, given)
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
-    watched = Watched(quantized, options.report, "writing weights")
-    graph = build_decoder(checkpoint, watched, writer, context, eights)
+    recording = RecordedWeights(quantized, options.report, "writing weights")
+    graph = build_decoder(checkpoint, recording, writer, context, eights)
     kv8 = None if survey is None else write_kv8(writer, survey.largest)
-    say_what_changed(checkpoint, watched, say)
-    del quantized, watched, eights, survey, given
+    say_what_changed(checkpoint, recording, say)
+    del quantized, recording, eights, survey, given
     writer.write_file(TOKENIZER, compact(tokenizer))
     writer.flush()
     release_freed()
@@ -106,7 +106,7 @@ def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: Bu
         return None
     checkpoint, context = plan.checkpoint, plan.chosen.context
     (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)
-    method = methods.watch(checkpoint, plan.chosen.weights, options, windows)
+    method = methods.observer(checkpoint, plan.chosen.weights, options, windows)
     compared = text if plan.request.check else None
     return Survey(checkpoint, context, method, compared, writer.staging / RECORDED, options.progress)
 

@@ -12,21 +12,21 @@ from tokenizers import Tokenizer
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import ExportError
-from edge.export.check import of_decoder as check
-from edge.export.check import of_encoder_decoder as check_pairs
+from edge.export.check import of_encoder_decoder as check
 from edge.export.check.of_encoder_decoder import SENTENCES, Input
+from edge.export.check.quality import figures, refuse_if_broken
 from edge.export.facts.progress import Progress
 from edge.export.graph.families import find_family
 from edge.export.manifest.speech_format import check_window, speech
 from edge.export.manifest.text_format import generation, left_out, text_format
 from edge.export.manifest.tokenizer import compact, fitted
-from edge.export.manifest.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
+from edge.export.manifest.written import GOLDEN_TOKENS, RecordedWeights, manifest_of, record, say_what_changed
 from edge.export.pipeline.settle import Plan
-from edge.export.quantize import read_calibration
-from edge.export.quantize.base import Options
+from edge.export.quantize import methods_with, read_calibration
+from edge.export.quantize.calibration import SpeechInputs, TextInputs, speech_inputs, text_inputs
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
+from edge.export.quantize.method import Options
 from edge.export.targets.cpu.encoder_decoder import build_encoder_decoder
-from edge.extras import needing
 from edge.golden import Golden, noise
 from edge.manifest import Manifest, Speech, TextFormat
 from edge.runtime.check.golden import GoldenInput
@@ -40,17 +40,15 @@ from edge.runtime.memory.process import release_freed
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.facts.tensors import QTensor
-    from edge.export.quantize.pairs import Material
-    from edge.export.targets.npu.ranges import Pair
+    from edge.export.targets.kind import Sample
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
 NOISE = 4  # the seed of what a target's ranges are measured on, next to speech
-PAIRS = 64  # that a target's ranges are measured on
+SAMPLES = 64  # of text that a target's ranges are measured on
 WRITING = "writing answers to measure activations on"
 
-# What --weights means for each half, and the default of each.
-HALVES = {"fp32": ("fp32", "fp32"), "int8": ("int8", "int8"), "int4": ("int8", "int4")}
+ENCODER_WEIGHTS = "int8"  # of an encoder that cannot have those of --weights
 
 
 def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str, str]:
@@ -59,13 +57,13 @@ def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str,
     Raises:
         ExportError: `weights` has no meaning for an encoder-decoder.
     """
-    if weights not in HALVES:
+    if weights not in (known := methods_with("decoder")):
         raise ExportError(
-            f"--weights {weights} is not for encoder-decoders; choose one of {', '.join(HALVES)}, or --encoder-weights "
+            f"--weights {weights} is not for encoder-decoders; choose one of {', '.join(known)}, or --encoder-weights "
             "and --decoder-weights."
         )
-    by_default = HALVES[weights]
-    return encoder or by_default[0], decoder or by_default[1]
+    by_default = weights if weights in methods_with("encoder") else ENCODER_WEIGHTS
+    return encoder or by_default, decoder or weights
 
 
 def write_encoder_decoder(
@@ -87,21 +85,21 @@ def write_encoder_decoder(
             "int4."
         )
     inputs = _Inputs(checkpoint, context)
-    material = inputs.material(calibration) if weights[1] == "int4" else None
+    calibration_inputs = inputs.of_calibration(calibration) if weights[1] == "int4" else None
     recorded = None
     if request.check and request.quick and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
-        recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
+        recorded = check.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
     elif request.check:
-        recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
+        recorded = check.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
     calibrated: dict[str, QTensor] | None = None
-    if material is not None:
-        from edge.export.quantize.gptq_pairs import quantize_layers  # with PyTorch, which others may lack
+    if calibration_inputs is not None:
+        from edge.export.quantize import gptq_layers  # with PyTorch, which others may lack
 
-        calibrated = quantize_layers(checkpoint, material, block_size, progress)
+        calibrated = gptq_layers.quantize_encoder_decoder(checkpoint, calibration_inputs, block_size, progress)
     quantized = quantize_encoder_decoder(checkpoint, *weights, block_size, calibrated)
-    watched = Watched(quantized, progress, "writing weights")
-    built = build_encoder_decoder(checkpoint, watched, writer, context)
-    say_what_changed(checkpoint, watched, say)
+    recording = RecordedWeights(quantized, progress, "writing weights")
+    built = build_encoder_decoder(checkpoint, recording, writer, context)
+    say_what_changed(checkpoint, recording, say)
     if inputs.text is not None and (names := left_out(checkpoint)):
         say(f"The checkpoint's generation settings also have {', '.join(names)}; the bundle leaves that out.")
     if inputs.speech is not None:
@@ -116,20 +114,20 @@ def write_encoder_decoder(
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         progress(0, 0, "checking against the model in float32")
-        found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))
-        check.refuse_if_broken(found, manifest)
-        quality = check.quality(found)
-        if not recorded.its_own:
-            quality = {figure: value for figure, value in quality.items() if "perplexity" not in figure}
+        found = check.check(engine, recorded, lambda given: inputs.cache(engine, given))
+        refuse_if_broken(found, manifest)
+        quality = figures(found)
+        if not recorded.own:
+            quality = {name: value for name, value in quality.items() if "perplexity" not in name}
         manifest = dataclasses.replace(manifest, quality=quality)
     progress(0, 0, "recording golden answers")
     golden = record(engine, inputs.golden, GOLDEN_TOKENS)
     if target is not None:
-        from edge.export.targets.base import check_target, kind
+        from edge.export.targets.kind import check_target, kind
 
         given = Options(progress=progress, effort=request.effort)
         kind(target.name).write_target(
-            target, checkpoint, writer, manifest, lambda: inputs.pairs(engine, progress), given
+            target, checkpoint, writer, manifest, lambda: inputs.samples(engine, progress), given
         )
         del engine
         release_freed()
@@ -176,60 +174,56 @@ class _Inputs:
         self.examples = [np.array(i, np.int64) for i in ids]
         self.golden = [GoldenInput(self.start, source_ids=i) for i in ids[:GOLDEN_SOURCES]]
 
-    def material(self, calibration: str | Path | None) -> Material:
-        """Return the material that the decoder is calibrated on.
+    def of_calibration(self, calibration: str | Path | None) -> TextInputs | SpeechInputs:
+        """Return the inputs that the decoder is calibrated on; default: built-in ones.
 
         Raises:
             EdgeError: it cannot be read, is too short, or is not of the model's kind of input.
         """
-        from edge.export.quantize.calibration_pairs import lines, sounds
-
         if self.speech is None:
             assert self.text is not None
             text = read_calibration(calibration) if isinstance(calibration, Path) else calibration
-            return lines(self._checkpoint, self.text, self._context, text)
+            return text_inputs(self._checkpoint, self.text, self._context, text)
         if isinstance(calibration, str):
             raise ExportError(
                 f"{self._checkpoint.name} hears sound, and a text cannot calibrate it; give the path of a recording."
             )
-        return sounds(self._checkpoint, self.speech, self._context, calibration)
+        return speech_inputs(self._checkpoint, self.speech, self._context, calibration)
 
-    def pairs(self, engine: Engine, progress: Progress) -> list[Pair]:
+    def samples(self, engine: Engine, progress: Progress) -> list[Sample]:
         """Generate texts or audio features, and the engine's answers to them, to measure ranges of activations on."""
-        with needing("A target for an encoder-decoder", "export"):
-            from edge.export.quantize.calibration_pairs import lines, sounds
+        from edge.export.targets.kind import Sample
+
         assert engine.encoder is not None
-        pairs: list[Pair] = []
-        if self.text is not None:
-            written = lines(self._checkpoint, self.text, self._context, None)
-            chosen = written.inputs[:: max(1, len(written.inputs) // PAIRS)]
+        samples: list[Sample] = []
+        inputs = self.of_calibration(None)
+        if isinstance(inputs, TextInputs):
+            chosen = inputs.inputs[:: max(1, len(inputs.inputs) // SAMPLES)]
             for source, start in chosen:
-                progress(len(pairs), len(chosen), WRITING)
+                progress(len(samples), len(chosen), WRITING)
                 ids = np.array(source, np.int64)
-                answer = _greedy(engine, engine.encoder.encode_text(ids), list(start), written.most, written.eos)
-                pairs.append((ids, np.array(answer, np.int64)))
-            return pairs
-        assert self.speech is not None
-        heard = sounds(self._checkpoint, self.speech, self._context, None)
-        begin, before = list(self.start), list[int]()
+                answer = _greedy(engine, engine.encoder.encode_text(ids), list(start), inputs.max_tokens, inputs.eos)
+                samples.append(Sample(ids, np.array(answer, np.int64)))
+            return samples
+        speech, begin, before = inputs.speech, list(self.start), list[int]()
         # Loud, faint and silent windows reach further: after speech alone, noise diverged three times as far.
-        spoken, hiss = heard.windows, noise(NOISE)
+        spoken, hiss = inputs.windows, noise(NOISE)
         windows = [*spoken, spoken[0] * np.float32(0.05), hiss, hiss * np.float32(10), np.zeros_like(hiss)]
         for window in windows:
-            progress(len(pairs), len(windows), WRITING)
-            led = [self.speech.previous, *before] if before and self.speech.previous is not None else []
-            given = [*led, *(begin[:-1] if len(pairs) % 2 else begin)]  # with timestamps, and without
-            most = min(len(given) + heard.most, engine.context)
-            answer = _greedy(engine, engine.encoder.encode_audio(window), given, most, heard.eos)
-            before = [token for token in answer[len(given) :] if token < self.speech.start]
-            pairs.append((engine.encoder.features(window), np.array(answer, np.int64)))
-        return pairs
+            progress(len(samples), len(windows), WRITING)
+            led = [speech.previous, *before] if before and speech.previous is not None else []
+            given = [*led, *(begin[:-1] if len(samples) % 2 else begin)]  # with timestamps, and without
+            maximum = min(len(given) + inputs.max_tokens, engine.context)
+            answer = _greedy(engine, engine.encoder.encode_audio(window), given, maximum, inputs.eos)
+            before = [token for token in answer[len(given) :] if token < speech.start]
+            samples.append(Sample(engine.encoder.features(window), np.array(answer, np.int64)))
+        return samples
 
-    def comparison(self, recorded: check_pairs.RecordedPairs | None) -> Callable[[Engine], Agreement] | None:
+    def comparison(self, recorded: check.RecordedAnswers | None) -> Callable[[Engine], Agreement] | None:
         """Return the check for other graphs than the bundle's CPU graphs; None without recorded logits."""
         if recorded is None:
             return None
-        return lambda engine: check_pairs.check(engine, recorded, lambda given: self.cache(engine, given))
+        return lambda engine: check.check(engine, recorded, lambda given: self.cache(engine, given))
 
     def torch(self, given: Input) -> dict[str, Any]:
         """Return the Torch model's arguments for an input."""

@@ -13,7 +13,7 @@ from edge.errors import CheckpointError, ExportError
 from edge.export.facts.progress import Progress
 from edge.export.request.choices import Named
 from edge.export.request.export_request import ExportRequest
-from edge.export.request.foretold import foretell
+from edge.export.request.forecast import forecast
 from edge.export.request.glance import glance_at
 from edge.export.request.timeline import Timeline
 from edge.runtime.mapped_file import check_all
@@ -29,9 +29,9 @@ def export_bundle(
     line(0, 0, "opening the checkpoint")
 
     def begin(model: Named) -> bool:
-        if (foretold := foretell(request, model)) is None:
+        if (found := forecast(request, model)) is None:
             return False
-        sentence, stages = foretold
+        sentence, stages = found
         line.begin(stages)
         if expect is not None:
             expect(sentence, line.left)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.check import of_decoder as check
+from edge.export.check.quality import figures, refuse_if_broken
 from edge.export.manifest.written import GOLDEN_TOKENS, record, write_golden
 from edge.export.pipeline.routers import Routers, write_routers
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.golden import Golden
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
 from edge.runtime.check.golden import GoldenInput, record_form
@@ -39,7 +40,7 @@ RECORDED = ".recorded"  # a file that the first stage leaves for the second
 PREFILL = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
 MEASURED = 4  # windows of the calibration text that keys and values are measured on
-MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
+MAX_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
 QUICK_CHUNK = 16  # tokens of a step of the check: 64 of them have 10 MB more of logits at a vocabulary of 49,152
 QUICK_TOKENS = 16  # of a golden answer
 
@@ -58,10 +59,10 @@ class StagedDecoder:
 
 @dataclass(frozen=True)
 class Staged:
-    """Result of the first stage. made: a decoder that is still to be run, or an encoder-decoder's manifest and golden
+    """Result of the first stage. result: a decoder that is still to be run, or an encoder-decoder's manifest and golden
     answers. draft_text: tokens of a decoder's answers to count a table for drafts from."""
 
-    made: StagedDecoder | tuple[Manifest, Golden]
+    result: StagedDecoder | tuple[Manifest, Golden]
     routers: Routers | None
     draft_text: int = 0
 
@@ -71,13 +72,13 @@ def finish(
 ) -> Manifest:
     """Check the written graphs, record golden answers, and write the files that need the graphs. Returns the
     manifest."""
-    if isinstance(staged.made, StagedDecoder):
+    if isinstance(staged.result, StagedDecoder):
         manifest, golden = finish_decoder(
-            writer, staged.made, Options(progress=progress, effort=request.effort),
+            writer, staged.result, Options(progress=progress, effort=request.effort),
             candidates=request.collects_candidates, draft_text=staged.draft_text, say=say, target=request.target,
         )  # fmt: skip
     else:
-        manifest, golden = staged.made
+        manifest, golden = staged.result
     manifest = write_routers(writer, manifest, staged.routers, request.segments, say)
     if request.segments is not None:
         from edge.export.targets.cpu.skip import write_skip
@@ -106,11 +107,11 @@ def finish_decoder(
     if recorded is not None:
         options.report(0, 0, "checking against the model in float32")
         found = check.check(engine, recorded, chunk=QUICK_CHUNK if quick else CHUNK)
-        check.refuse_if_broken(found, manifest)
-        quality = check.quality(found)
+        refuse_if_broken(found, manifest)
+        quality = figures(found)
         if engine.prefill is not None:
             found = check.check(engine, recorded, prefill=True)
-            check.refuse_if_broken(found, dataclasses.replace(manifest, weights=PREFILL), flag="--prefill-weights")
+            refuse_if_broken(found, dataclasses.replace(manifest, weights=PREFILL), flag="--prefill-weights")
             quality |= _figures_of("prefill", found)
         manifest = dataclasses.replace(manifest, quality=quality)
     if candidates:
@@ -133,7 +134,7 @@ def finish_decoder(
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
     if target is not None:
-        from edge.export.targets.base import check_target
+        from edge.export.targets.kind import check_target
 
         options.report(0, 0, f"checking the graphs for {target}")
         compare = None if recorded is None else partial(_of_target, recorded)
@@ -162,7 +163,7 @@ def _with_kv8(
     if recorded is not None:
         found = check.check(engine, recorded, chunk=KV8_STEP)
         lost = found.kl_mean - manifest.quality["kl_mean"]
-        if not lost <= MOST_LOST:
+        if not lost <= MAX_LOST:
             (writer.staging / graph.path).unlink()
             say(
                 f"A KV cache in int8 would lose too much (KL divergence {lost:.2g} more); the bundle has float32 alone."
@@ -180,4 +181,4 @@ def _of_target(recorded: RecordedLogits, engine: Engine) -> Agreement:
 
 def _figures_of(form: str, found: Agreement) -> dict[str, float]:
     """Return the manifest's figures of a graph other than the decode graph."""
-    return {f"{form}_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
+    return {f"{form}_{name}": figure for name, figure in figures(found).items() if name in FIGURES}

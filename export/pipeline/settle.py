@@ -13,7 +13,7 @@ from edge.export.request.choices import Choices, choose, described
 from edge.export.request.export_request import ExportRequest
 
 if TYPE_CHECKING:
-    from edge.export.targets.base import Wanted
+    from edge.export.targets.kind import Wanted
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], 
     )
     target = None
     if request.target is not None:
-        from edge.export.targets.base import Wanted, check_wanted
+        from edge.export.targets.kind import Wanted, check_wanted
 
         target = Wanted(
             request.target, request.target_context, request.soc, request.target_weights, request.target_activations

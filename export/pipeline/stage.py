@@ -13,7 +13,7 @@ from edge.export import quantize as methods
 from edge.export.facts.progress import Progress
 from edge.export.pipeline.finish import Staged
 from edge.export.pipeline.settle import Plan
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.request.choices import bits_within, draft_tokens
 from edge.export.request.memory import DRAFTS, Request, leave_out
 
@@ -44,11 +44,10 @@ def _decoder(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable
     options = dataclasses.replace(options, left_out=leave_out(checkpoint, asked, request.limit, say))
     decoder = stage_decoder(plan, options, writer, say)
     if plan.target is not None:
-        from edge.export.targets.base import kind
+        from edge.export.targets.kind import Sample, kind
 
-        kind(plan.target.name).write_target(
-            plan.target, checkpoint, writer, decoder.manifest, lambda: decoder.windows, options
-        )
+        samples = [Sample(None, window) for window in decoder.windows]
+        kind(plan.target.name).write_target(plan.target, checkpoint, writer, decoder.manifest, lambda: samples, options)
     return Staged(decoder, plan.routers, 0 if DRAFTS in options.left_out else drafts)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.reference.in_numpy import Reference, Watch
+from edge.export.reference.in_numpy import Observer, Reference
 from edge.export.reference.in_torch import RecordedLogits
 from edge.export.targets.cpu.kv8 import Largest, no_rows, take_largest
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 
-class Survey(Watch):
+class Survey(Observer):
     """The largest keys and values of each layer, and the logits of the check's text; `method` is told the rest.
 
     method: knows its texts. check: the check's text [S]; None: there is no check. file: where its logits are kept.
@@ -32,7 +32,7 @@ class Survey(Watch):
         self,
         checkpoint: Checkpoint,
         context: int,
-        method: Watch,
+        method: Observer,
         check: NDArray[np.int64] | None,
         file: Path,
         progress: Progress | None = None,

@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import Weight
-from edge.export.quantize.base import Method, Options
+from edge.export.quantize.method import Method, Options
 from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.reference.in_numpy import Watch
+    from edge.export.reference.in_numpy import Observer
 
-METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
+METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `method.Method`
+
+
+def methods_with(trait: str) -> list[str]:
+    """The names of the methods that have a trait."""
+    return [method.name for method in METHODS.values() if method.traits.get(trait)]
 
 
 def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = None) -> Mapping[str, Weight]:
@@ -35,33 +40,33 @@ def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = Non
     check_block_size(options.block_size, weights)
     entry = METHODS.find(weights)
     if options.symmetric and not entry.traits.get("symmetric"):
-        can = ", ".join(method.name for method in METHODS.values() if method.traits.get("symmetric"))
+        can = ", ".join(methods_with("symmetric"))
         raise ExportError(f"--symmetric does not apply to {weights} weights; omit it, or choose {can}.")
     if (options.bits, options.perplexity) != (None, None) and not entry.traits.get("budget"):
-        can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
+        can = ", ".join(methods_with("budget"))
         raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
     return method(checkpoint, options)
 
 
-def watch(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArray[np.int64]) -> Watch:
+def observer(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArray[np.int64]) -> Observer:
     """Return the observer that the reference calls, and that `quantize` then reads as `options.measured`. It is the
     method's, if the method has one, else that of smoothing. windows: of the calibration text [W, S]."""
     from edge.export.quantize.smooth import Moments
 
-    make = getattr(METHODS.find(weights).load(), "watch", None)
-    own: Watch | None = make(checkpoint, options, windows) if make else None
-    return Moments(windows) if own is None else own
+    make = getattr(METHODS.find(weights).load(), "observer", None)
+    found: Observer | None = make(checkpoint, options, windows) if make else None
+    return Moments(windows) if found is None else found
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:
     """Raise ExportError if `weights` cannot have blocks of this size. None: the method's default size."""
     if block_size is None:
         return
-    if not METHODS.find(weights).traits.get("blocks", True):
+    if not METHODS.find(weights).traits.get("blocks"):
         raise ExportError(
             f"--block-size {block_size} does not apply to {weights} weights, which have no blocks; omit it, or choose "
-            "int8 or int4."
+            f"one of {', '.join(methods_with('blocks'))}."
         )
     if block_size < 16 or block_size & (block_size - 1):
         raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")

@@ -6,6 +6,8 @@ model is nearly a quadratic form of the weights' errors, so that half the produc
 is the matrix's share of D, and the shares add up to D: one backward pass gives all of them. In another format a share
 changes as the error of the matrix's outputs does, which rounding some of its rows shows (that losses add up and go with
 the errors of single matrices: Malinovskii et al., 2024, arXiv:2411.17525). Bits then go where each reduces D most.
+
+An encoder-decoder's decoder is small enough to try: D is measured with the float weights of each unit.
 """
 
 from __future__ import annotations
@@ -14,21 +16,27 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from edge.export.facts.progress import Progress
 from edge.export.facts.tensors import Format, QTensor, packed_with
-from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.calibration_set import AnswerSet, Example, TextSet
+from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+from edge.export.quantize.scales import Teacher
 from edge.export.quantize.solve import search, spread
-from edge.export.quantize.tune import Teacher
 from edge.runtime.memory.process import release_freed
 
 WINDOWS = 4  # of the text that shares are measured on
 _SAMPLED = 256  # rows of a matrix that are rounded to see its error in a format
 _ROWS = 128  # of logits computed at a time: bounds memory
+
+EIGHT = Format(8, INT8_BLOCK)
+TOKENS = 256  # of an encoder-decoder's answers, about, that D is measured on: their logits stay in memory
 
 _NO_STEP = (0.0, None, None)
 
@@ -79,21 +87,20 @@ def choose(units: Sequence[Unit], room: float = math.inf, enough: float = 0.0) -
 
 
 def measure(
-    decoder: Decoder,
+    decoder: TextSet,
     weights: Mapping[str, QTensor],
-    windows: torch.Tensor,
     teacher: Teacher,
     formats: Sequence[Format],
     read: Read,
-    report: Callable[[int, int, str], None],
+    report: Progress,
 ) -> list[Unit]:
     """The units of a decoder whose matrices are `weights`, all in the first of the formats, with what each would do in
     every one of them.
 
-    windows [W, S], and the teacher's answers to them. read: gives float weights. The matrices of the decoder's layers
-    are gone afterwards.
+    teacher: its answers to the first windows. read: gives float weights. The matrices of the decoder's layers are gone
+    afterwards.
     """
-    shares, variances = _shares(decoder, weights, windows[:WINDOWS], teacher, read, report)
+    shares, variances = _shares(decoder, weights, teacher, read, report)
     units, names, told = list[Unit](), list(weights), set[str]()
     for name in names:
         if name in told:
@@ -122,15 +129,11 @@ def _error(w: NDArray[np.float32], variances: NDArray[np.float32], form: Format)
 
 
 def _shares(
-    decoder: Decoder,
-    weights: Mapping[str, QTensor],
-    windows: torch.Tensor,
-    teacher: Teacher,
-    read: Read,
-    report: Callable[[int, int, str], None],
+    decoder: TextSet, weights: Mapping[str, QTensor], teacher: Teacher, read: Read, report: Progress
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Each matrix's share of the divergence, in nats a token, and the variances [K] of what it reads."""
-    names = {id(parameter): name for name, parameter in decoder.model.named_parameters()}
+    windows = decoder.windows[: min(WINDOWS, len(teacher.finals))]
+    names = {id(parameter): name for name, parameter in decoder.parameters.items()}
     decoder.model.requires_grad_(False)
 
     def put(*matrices: nn.Parameter) -> None:
@@ -139,7 +142,7 @@ def _shares(
 
     put(decoder.embedding, decoder.head)
     linears = [
-        {name: module.weight for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+        {names[id(module.weight)]: module.weight for module in layer.modules() if isinstance(module, nn.Linear)}
         for layer in decoder.layers
     ]
     tied = decoder.head is decoder.embedding
@@ -163,17 +166,16 @@ def _shares(
         matrices, inputs = linears[layer], states.pop()
         put(*matrices.values())
         decoder.layers[layer].requires_grad_(True)
-        errors = {n: matrix.detach() - torch.from_numpy(read(names[id(matrix)])) for n, matrix in matrices.items()}
+        errors = {name: matrix.detach() - torch.from_numpy(read(name)) for name, matrix in matrices.items()}
         for i, window in enumerate(inputs):
             state = window[None].requires_grad_()
-            with decoder.watch(layer) as seen:
+            with decoder.watch(layer) as inputs_of:
                 output = decoder.run(layer, state)
             by_state, *by_matrix = torch.autograd.grad(output, [state, *matrices.values()], gradient[i : i + 1])
             gradient[i] = by_state[0]
-            for (local, matrix), by in zip(matrices.items(), by_matrix, strict=True):
-                name = names[id(matrix)]
-                shares[name] = shares.get(name, 0.0) + float(by.mul_(errors[local]).sum()) / 2
-                square = seen.inputs[local].detach().square().mean((0, 1)) / len(windows)
+            for name, by in zip(matrices, by_matrix, strict=True):
+                shares[name] = shares.get(name, 0.0) + float(by.mul_(errors[name]).sum()) / 2
+                square = inputs_of.by_weight[name].detach().square().mean((0, 1)) / len(windows)
                 variances[name] = variances[name] + square if name in variances else square
         decoder.layers[layer].requires_grad_(False)
         decoder.forget(layer)
@@ -202,3 +204,55 @@ def _of_head(
         gradient[start : start + _ROWS] = off @ head
         share += float(logits.sub_(part @ exact.T).mul_(off).sum()) / 2
     return gradient.view_as(final), share
+
+
+def sample(examples: Sequence[Example]) -> list[Example]:
+    """Return evenly spaced examples of the list, with about TOKENS tokens in all."""
+    mean = sum(example.answer.numel() for example in examples) / len(examples)
+    return list(examples[:: max(1, round(len(examples) * mean / TOKENS))])
+
+
+@torch.no_grad()
+def log_probabilities(model: Any, examples: Sequence[Example]) -> list[torch.Tensor]:
+    """Return the logarithms of a model's distributions of the next token [S, vocabulary]."""
+    return [torch.log_softmax(example.run(model)[0], -1) for example in examples]
+
+
+@torch.no_grad()
+def most_sensitive_in_8_bits(
+    answers: AnswerSet,
+    examples: Sequence[Example],
+    wanted: Sequence[torch.Tensor],
+    weights: dict[str, QTensor],
+    bits: float,
+    read: Read,
+    report: Progress,
+) -> dict[str, QTensor]:
+    """The weights, of which those groups are in 8 bits that bring most, to `bits` bits a weight at most.
+
+    answers: all that was calibrated on; the model computes with `weights`. wanted: log probabilities of the float model
+    for `examples`. Matrices that read the same input form a group, because a graph may pack them together. read: gives
+    float weights.
+    """
+    model = answers.model
+
+    def divergence() -> float:
+        found = log_probabilities(model, examples)
+        return sum(float((p.exp() * (p - q)).sum()) for p, q in zip(wanted, found, strict=True)) / sum(map(len, wanted))
+
+    groups = [group for layer in range(len(answers.layers)) for group in answers.readers(layer)]
+    whole, units = divergence(), list[Unit]()
+    for done, members in enumerate(groups):
+        report(done, len(groups), "measuring what 8 bits bring")
+        for name in members:
+            answers.parameters[name].copy_(torch.tensor(read(name)))
+        benefit = whole - divergence()
+        for name in members:
+            answers.parameters[name].copy_(torch.from_numpy(weights[name].dequantize()))
+        shapes = [weights[name].q.shape for name in members]
+        now = Format(weights[members[0]].bits, weights[members[0]].block_size)
+        costs = {form: sum(form.size(*shape) for shape in shapes) for form in (now, EIGHT)}
+        units.append(Unit(members, {now: max(benefit, 0.0), EIGHT: 0.0}, costs))
+    chosen = choose(units, bits * sum(weight.q.size for weight in weights.values())) or {}
+    in_8_bits = (name for name, form in chosen.items() if form == EIGHT)
+    return weights | {name: round_to_nearest(read(name), *EIGHT[:2], symmetric=False) for name in in_8_bits}

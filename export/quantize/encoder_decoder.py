@@ -10,15 +10,13 @@ from edge.errors import ExportError
 from edge.export.facts.family import Family
 from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices
 from edge.export.graph.families import find_family
-from edge.export.quantize import check_block_size
+from edge.export.quantize import check_block_size, methods_with
 from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
-ENCODER_WEIGHTS = ("fp32", "int8")
-DECODER_WEIGHTS = ("fp32", "int8", "int4")
 INT4_BLOCK = 32
 
 _ENCODER = re.compile(r"(^|\.)encoder\.")
@@ -28,12 +26,9 @@ _VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|proj_out)\.weight$
 def check_weights(encoder: str, decoder: str, block_size: int | None) -> None:
     """Raise ExportError if the encoder or the decoder cannot have these weights, or the decoder's no blocks of this
     size."""
-    for value, known, flag in (
-        (encoder, ENCODER_WEIGHTS, "--encoder-weights"),
-        (decoder, DECODER_WEIGHTS, "--decoder-weights"),
-    ):
-        if value not in known:
-            raise ExportError(f"{flag} {value} is unknown; choose one of {', '.join(known)}.")
+    for part, weights in (("encoder", encoder), ("decoder", decoder)):
+        if weights not in (known := methods_with(part)):
+            raise ExportError(f"--{part}-weights {weights} is unknown; choose one of {', '.join(known)}.")
     check_block_size(block_size, decoder)
 
 
@@ -44,8 +39,8 @@ def quantize_encoder_decoder(
     block_size: int | None = None,
     calibrated: Mapping[str, QTensor] | None = None,
 ) -> Mapping[str, Weight]:
-    """All matrices by name: the encoder's in `encoder` weights, one of ENCODER_WEIGHTS; the others in `decoder`
-    weights, one of DECODER_WEIGHTS. Embedding and head are in 8 bits where the decoder is quantized.
+    """All matrices by name: the encoder's in `encoder` weights, the others in `decoder` weights. Embedding and head are
+    in 8 bits where the decoder is quantized.
 
     calibrated: the matrices of the decoder's layers in 4 bits; those that it lacks are rounded to nearest.
     """

@@ -9,14 +9,14 @@ import numpy as np
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "fp16"
 HELP = "16-bit floating point"
-TRAITS = {"bits": 16, "blocks": False, "max_kl": 1e-2}
+TRAITS = {"bits": 16, "max_kl": 1e-2}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

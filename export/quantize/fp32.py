@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight, matrices
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "fp32"
 HELP = "32-bit floating point"
-TRAITS = {"bits": 32, "blocks": False, "max_kl": 1e-3, "min_top1": 0.99}
+TRAITS = {"bits": 32, "max_kl": 1e-3, "min_top1": 0.99, "encoder": True, "decoder": True}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

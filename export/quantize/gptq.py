@@ -13,19 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.facts.tensors import Weight
-from edge.export.quantize.base import Options
 from edge.export.quantize.gptq_efforts import EFFORTS, format_of, in_one_run
+from edge.export.quantize.method import Options
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.reference.in_numpy import Watch
+    from edge.export.reference.in_numpy import Observer
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"bits": 4, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True}
+TRAITS = {
+    "bits": 4, "blocks": True, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True, "decoder": True,
+}  # fmt: skip
 
 
-def watch(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64]) -> Watch | None:
+def observer(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64]) -> Observer | None:
     """Return the observer that calibrates in one run of the reference; None if more than one run is needed. windows: of
     the calibration text."""
     from edge.export.quantize.gptq_quick import Calibrating
@@ -42,6 +44,6 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         from edge.export.quantize.gptq_quick import calibrate
 
         return calibrate(checkpoint, options)
-    from edge.export.quantize.gptq_layers import quantize_layers
+    from edge.export.quantize.gptq_layers import quantize_decoder
 
-    return quantize_layers(checkpoint, options)
+    return quantize_decoder(checkpoint, options)

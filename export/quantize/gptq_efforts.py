@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from edge.export.facts.tensors import Format
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 
 BITS, BLOCK = 4, 64
 OTHERS = Format(4, 128), Format(4, 32), Format(8, 64)  # that matrices may get instead, under a budget
@@ -18,12 +18,12 @@ LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 fou
 
 @dataclass(frozen=True)
 class Effort:
-    """The work for 4 bits. windows: maximum, of the calibration text; own: text that the model generates, as a multiple
-    of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: per weight, on
-    average, for which each matrix gets a separate format."""
+    """The work for 4 bits. windows: maximum, of the calibration text; own_text: text that the model generates, as a
+    multiple of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: per weight,
+    on average, for which each matrix gets a separate format."""
 
     windows: int
-    own: int
+    own_text: int
     rounds: int
     passes: int
     bits: float | None = None
@@ -53,9 +53,9 @@ def budget_of(options: Options, effort: Effort) -> Budget | None:
 
 
 EFFORTS = {
-    "quick": Effort(windows=5, own=0, rounds=0, passes=0),
-    "normal": Effort(windows=16, own=1, rounds=2, passes=0, bits=4.8),
-    "best": Effort(windows=24, own=2, rounds=2, passes=2, bits=5.2),
+    "quick": Effort(windows=5, own_text=0, rounds=0, passes=0),
+    "normal": Effort(windows=16, own_text=1, rounds=2, passes=0, bits=4.8),
+    "best": Effort(windows=24, own_text=2, rounds=2, passes=2, bits=5.2),
 }
 
 
@@ -68,4 +68,4 @@ def format_of(options: Options) -> Format:
 def in_one_run(options: Options) -> bool:
     """True if one run of the reference in numpy does all the calibration, without Torch."""
     effort = EFFORTS[options.effort]
-    return not (effort.own or effort.rounds or effort.passes) and budget_of(options, effort) is None
+    return not (effort.own_text or effort.rounds or effort.passes) and budget_of(options, effort) is None

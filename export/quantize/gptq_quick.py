@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, matrices, stack_rows
-from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.gptq_efforts import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
+from edge.export.quantize.method import Options
 from edge.export.quantize.solve import solve
-from edge.export.reference.in_numpy import Reference, Watch
+from edge.export.reference.in_numpy import Observer, Reference
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ def calibrated(checkpoint: Checkpoint, options: Options, doing: str | None = Non
     return calibrating
 
 
-class Calibrating(Watch):
+class Calibrating(Observer):
     """Solves the matrices of a checkpoint while the reference reads `windows` [W, S], the last of its texts.
 
     weights: those that are solved, by name; all of them after the run. read: what the output head reads [W, S, hidden],

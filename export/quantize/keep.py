@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import FLOATS, FloatTensor, Format, LazyWeights, QTensor, Weight, matrices, packed_with
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "keep"
 HELP = "the own precision of a GGUF or a quantized folder"
-TRAITS = {"bits": 8, "keeps": True, "max_kl": 0.1}
+TRAITS = {"bits": 8, "blocks": True, "keeps": True, "max_kl": 0.1}
 
 _GGUF_BLOCK = 32  # the size of a GGUF's blocks
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import FloatTensor, LazyWeights, RowsTensor, Weight, matrices
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.smooth import Smoothing, find_sites, layer_norms
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices, packed_with
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "int8"
 HELP = "8 bits, smoothed on text"
-TRAITS = {"bits": 8, "max_kl": 0.1}
+TRAITS = {"bits": 8, "blocks": True, "max_kl": 0.1, "encoder": True, "decoder": True}
 
 CACHED = 2**16  # weights that are rounded at a time
 INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from edge.errors import ExportError
 from edge.export.facts.family import Norms
 from edge.export.graph.families import norms_of
-from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
-from edge.export.reference.in_numpy import Reference, Watch
+from edge.export.quantize.method import Options
+from edge.export.reference.in_numpy import Observer, Reference
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -148,7 +148,7 @@ def layer_norms(checkpoint: Checkpoint) -> Norms:
     return norms_of(str(checkpoint.config.get("model_type")), "Smoothing for 8 bits")
 
 
-class Moments(Watch):
+class Moments(Observer):
     """Observer of inputs: for each matrix, by its name, the mean squares [K] of its inputs in the last of several
     texts, and the sums of its columns' squares.
 

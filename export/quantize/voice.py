@@ -3,6 +3,9 @@
 Speech made of formants, the resonances of a mouth (Klatt, 1980, "Software for a cascade/parallel formant synthesizer"):
 every period of the voice rings through five resonances that move from sound to sound, breath and hisses are noise. The
 vowels' formants are those of Peterson and Barney (1952). Whisper base understands nine words of ten.
+
+It is synthesized because we know of no recording of several speakers whose licence certainly lets a package carry it,
+and two short recordings calibrate Whisper base worse (docs/lab/quantization.md).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-class Watch:
+class Observer:
     """Observer of a run of texts: its methods get intermediate values. Slices of rows [T] are those of each text.
 
     texts: those to observe, the last ones of the run. doing: the name of their progress.
@@ -90,7 +90,7 @@ class Reference:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, max_context: int, progress: Progress | None = None, doing: str = Watch.doing
+        self, checkpoint: Checkpoint, max_context: int, progress: Progress | None = None, doing: str = Observer.doing
     ) -> None:
         name, family = find_family(str(checkpoint.config.get("model_type")))
         if family.layers is None or family.norms is None:
@@ -135,7 +135,7 @@ class Reference:
         table = self._like.rope(layer)
         return 0 if table is None else 2 * self._rope[table][0].shape[1]
 
-    def hidden(self, texts: Sequence[Tokens], watch: Watch | None = None) -> list[Floats]:
+    def hidden(self, texts: Sequence[Tokens], observer: Observer | None = None) -> list[Floats]:
         """Return the input of the output head [S, H] for each text [S]. All texts run together, so that each matrix is
         read once."""
         config, like, norms = self._config, self._like, self._norms
@@ -149,20 +149,20 @@ class Reference:
             for block, before, after in zip(
                 (self._attention, self._feed_forward), (norms.attention, norms.gates), norms.outputs, strict=True
             ):
-                made = block(i, x if before is None else self._norm(f"{name}.{before}", x), places, watch)
+                made = block(i, x if before is None else self._norm(f"{name}.{before}", x), places, observer)
                 if after is not None:
                     made = self._norm(f"{name}.{after}", made)
                 x = x + made * np.float32(like.residual_scale)
         x = self._norm("model.norm", x)
-        if watch is not None:
-            watch.finals(x, places)
+        if observer is not None:
+            observer.finals(x, places)
         return [x[place] for place in places]
 
-    def _attention(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
+    def _attention(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name, heads = f"model.layers.{layer}.self_attn", self._heads
         *inputs, output = self._like.attention
         rows = (heads.query, heads.key_value, heads.key_value)
-        made = np.concatenate([self._product(f"{name}.{member}", x, texts, watch) for member in inputs], -1)
+        made = np.concatenate([self._product(f"{name}.{member}", x, texts, observer) for member in inputs], -1)
         parts = np.split(made, np.cumsum(rows)[:-1] * heads.dim, axis=-1)
         if self._like.qk_norm is not None:
             parts[:2] = [self._qk_norm(f"{name}.{n}_norm", part) for n, part in zip("qk", parts, strict=False)]
@@ -173,30 +173,32 @@ class Reference:
             at = np.concatenate([self._positions(text.stop - text.start) for text in texts])
             cos, sin = (each[at] for each in self._rope[table])
             query, key = (_turned(part, cos, sin) for part in (query, key))
-        if watch is not None:
-            watch.attention(layer, key, value, texts)
+        if observer is not None:
+            observer.attention(layer, key, value, texts)
         window = window_of(self._config, layer) if self._like.windowed else None
         query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
-        y = [_attended(query, key, value, text, window, watch) for text in texts]
-        return self._product(f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, watch)
+        y = [_attended(query, key, value, text, window, observer) for text in texts]
+        return self._product(
+            f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, observer
+        )
 
     def _positions(self, size: int) -> NDArray[np.int64]:
         """The rows of a rotary table for a text of this many tokens."""
         rows = np.arange(size)
         return rows + self._max_context if self._short is not None and size <= self._short else rows
 
-    def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
+    def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name = f"model.layers.{layer}.mlp"
-        made = [self._product(f"{name}.{member}", x, texts, watch) for member in self._like.gates]
+        made = [self._product(f"{name}.{member}", x, texts, observer) for member in self._like.gates]
         gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
         inner = self._activation(gate)
         inner *= up
-        return self._product(f"{name}.down_proj", inner, texts, watch)
+        return self._product(f"{name}.down_proj", inner, texts, observer)
 
-    def _product(self, name: str, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
+    def _product(self, name: str, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         weight = self._checkpoint.read(f"{name}.weight")
-        if watch is not None:
-            watch.product(f"{name}.weight", x, weight, texts)
+        if observer is not None:
+            observer.product(f"{name}.weight", x, weight, texts)
         y = x @ weight.T
         return y + self._checkpoint.read(f"{name}.bias") if f"{name}.bias" in self._have else y
 
@@ -245,7 +247,7 @@ def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def _attended(
-    query: Floats, key: Floats, value: Floats, text: slice, window: int | None, watch: Watch | None
+    query: Floats, key: Floats, value: Floats, text: slice, window: int | None, observer: Observer | None
 ) -> Floats:
     """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries."""
     query, key, value = query[:, text], key[:, text], value[:, text]
@@ -261,7 +263,7 @@ def _attended(
             scores -= scores.max(-1, keepdims=True)
             np.exp(scores, out=scores)
             scores /= scores.sum(-1, keepdims=True)
-            if watch is not None:
-                watch.scores(head, scores, slice(text.start, text.start + stop))
+            if observer is not None:
+                observer.scores(head, scores, slice(text.start, text.start + stop))
             y[head, start:stop] = scores @ value[head // group, :stop]
     return y

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.request.export_request import ExportRequest
 
-LEAST_CONTEXT = 16
-MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
+MIN_CONTEXT = 16
+MAX_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
@@ -161,18 +161,18 @@ def _rotary(checkpoint: Checkpoint, context: int) -> int:
 
 
 def _context(checkpoint: Checkpoint, asked: int | None) -> int:
-    """Return the bundle's context: as asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
+    """Return the bundle's context: as asked for, within the model's; default: the model's, up to MAX_CONTEXT."""
     stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
-    most = int(next((s for s in stated if s), MOST_CONTEXT))
-    if most < LEAST_CONTEXT:
+    most = int(next((s for s in stated if s), MAX_CONTEXT))
+    if most < MIN_CONTEXT:
         raise CheckpointError(
             f"The configuration of {checkpoint.name} gives it a context of {most} tokens, and no model has less than "
-            f"{LEAST_CONTEXT}; fetch it again."
+            f"{MIN_CONTEXT}; fetch it again."
         )
     if asked is None:
-        return min(most, MOST_CONTEXT)
-    if asked < LEAST_CONTEXT:
-        raise InputError(f"A context of {asked} tokens is too small; choose --max-context {LEAST_CONTEXT} or more.")
+        return min(most, MAX_CONTEXT)
+    if asked < MIN_CONTEXT:
+        raise InputError(f"A context of {asked} tokens is too small; choose --max-context {MIN_CONTEXT} or more.")
     if asked > most:
         raise InputError(
             f"A context of {asked} tokens is more than the {most} that {checkpoint.name} was made for; choose "

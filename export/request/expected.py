@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.export.quantize import gptq_efforts
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.request.choices import Named
 from edge.export.request.timeline import Stages
 from edge.runtime.providers.cores import usable_cores
@@ -150,9 +150,9 @@ def _layers(options: Options) -> Iterator[Row]:
     """Yield the stages for 4 bits that are calibrated layer after layer. Windows of text and its multiples are relative
     to those of `normal` in the measured export."""
     effort, normal = gptq_efforts.EFFORTS[options.effort], gptq_efforts.EFFORTS["normal"]
-    own = effort.own * effort.windows / normal.windows
-    text = effort.windows * (1 + effort.own) / (normal.windows * 2)
-    if effort.own:
+    own = effort.own_text * effort.windows / normal.windows
+    text = effort.windows * (1 + effort.own_text) / (normal.windows * 2)
+    if effort.own_text:
         yield Row("writing text to calibrate on", products=25 * own)
     if gptq_efforts.budget_of(options, effort) is not None:
         yield Row("trying 4 bits", products=15, columns=20)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import ExportError, InputError
-from edge.export.quantize import METHODS
+from edge.export.quantize import METHODS, methods_with
+from edge.export.targets import KINDS
 from edge.runtime.options import Options, Others, any_value, check_together, option, unless_none
 
 PREFILL_WEIGHTS = ("int8", "none")
@@ -156,10 +157,10 @@ class ExportRequest(Options):
         unless_none(_weights),
         flag="--weights KIND",
         heading="weights",
-        help="fp32, fp16, int8, int4, or keep: the own precision of a GGUF or a quantized folder (default: int4; keep "
-        "for folders whose integers fit; for encoder-decoders int8)",
-        about="`fp32`, `fp16`, `int8`, `int4`, or `keep`: the own precision of a GGUF or a quantized folder; default: "
-        "the catalog's, else keep for a folder whose integers fit, else int4, or int8 for an encoder-decoder",
+        help="%(names)s (default: int4; keep for folders whose integers fit; for encoder-decoders int8)",
+        names=lambda: "; ".join(f"{method.name}: {method.help}" for method in METHODS.values()),
+        about="what matrices are stored as ([export.md](../guide/export.md#which-weights)); default: the catalog's, "
+        "else keep for a folder whose integers fit, else int4, or int8 for an encoder-decoder",
     )
     block_size: int | None = option(
         None,
@@ -222,16 +223,18 @@ class ExportRequest(Options):
         any_value,
         flag="--encoder-weights KIND",
         heading="weights",
-        help="of an encoder-decoder's encoder: fp32 or int8",
-        about="of an encoder-decoder's encoder: `fp32` or `int8`; default: as `weights` says (int8 for int4)",
+        help="of an encoder-decoder's encoder: %(names)s",
+        names=lambda: ", ".join(methods_with("encoder")),
+        about="of an encoder-decoder's encoder: %(names)s; default: as `weights` says (int8 for int4)",
     )
     decoder_weights: str | None = option(
         None,
         any_value,
         flag="--decoder-weights KIND",
         heading="weights",
-        help="of an encoder-decoder's decoder: fp32, int8 or int4",
-        about="of its decoder: `fp32`, `int8` or `int4`; default: as `weights` says",
+        help="of an encoder-decoder's decoder: %(names)s",
+        names=lambda: ", ".join(methods_with("decoder")),
+        about="of its decoder: %(names)s; default: as `weights` says",
     )
     prefill_weights: str | None = option(
         None,
@@ -247,7 +250,8 @@ class ExportRequest(Options):
         any_value,
         flag="--target NAME",
         heading="devices",
-        help="also write graphs for a kind of device: npu-qualcomm or cuda",
+        help="also write graphs for a kind of device: %(names)s",
+        names=lambda: KINDS,
         about="also write graphs for a kind of device: `npu-qualcomm` ([npu.md](../guide/npu.md)) or `cuda` "
         "([cuda.md](../guide/cuda.md))",
     )

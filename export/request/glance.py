@@ -19,7 +19,7 @@ from edge.home import expanded
 
 SHARDS = "model.safetensors.index.json"
 QUANTIZED = ("quantization_config", "compression_config")  # of a folder: its tensors are not the model's
-MOST_HEADER = 1 << 26  # bytes; the names of 100,000 tensors take 12 MB
+MAX_HEADER = 1 << 26  # bytes; the names of 100,000 tensors take 12 MB
 HALVES = ("encoder.", "enc.")  # in names of tensors that only encoder-decoders have
 HEAD = "lm_head.weight"
 
@@ -101,7 +101,7 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
     """Read the header of a file of safetensors: 8 bytes of its length, and JSON."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
-        if size > MOST_HEADER:
+        if size > MAX_HEADER:
             return {}
         found: dict[str, dict[str, Any]] = json.loads(file.read(size))
     found.pop("__metadata__", None)

@@ -3,7 +3,7 @@ tensors alone, and what of them fits under a limit.
 
 Stages follow each other, and the one that takes most decides. What an export can do without is left out where it does
 not fit; what it cannot do without must fit. Files do not count, because the system takes their pages back: safetensors
-and GGUF files are mapped, and so is what a calibration has finished (`edge.export.quantize.kept`).
+and GGUF files are mapped, and so is what a calibration has finished (`edge.export.quantize.calibration_cache`).
 
 Two sessions of onnxruntime are never open at a time: each packs all weights anew, in private memory, next to the
 mapped file that they come from. docs/lab/quantization.md compares predictions and measurements.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from edge.errors import InputError
 from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, matrices, packed_with
 from edge.export.quantize import METHODS
-from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
+from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.process import private_bytes
 from edge.runtime.memory.sizes import show_size
 
@@ -224,8 +224,8 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
         yield Stage("calibrating in one run", one_run)
         return
     block_size = options.block_size or BLOCK
-    windows = effort.windows * (1 + effort.own)
-    if effort.own:
+    windows = effort.windows * (1 + effort.own_text)
+    if effort.own_text:
         cached = TOGETHER * (lead + PIECE) * sizes.kv_row * (sizes.layers + 2) * FLOAT
         drawn = TOGETHER * sizes.vocab * 6 * FLOAT
         whole = (sizes.total + READING * sizes.embedding) * FLOAT

@@ -10,7 +10,7 @@ from edge.export.facts.progress import Progress
 
 RECENT = 0.15  # of the whole work, after which what was learnt before counts half
 PRIOR_S = 5.0  # at least, for which the estimate is believed before anything was measured
-KEPT = 8.0  # times as fast as expected: this was kept from an interrupted export, and says nothing of the speed
+RESUMED = 8.0  # times as fast as expected: this was kept from an interrupted export, and says nothing of the speed
 
 Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each with its seconds, as expected
 
@@ -56,7 +56,7 @@ class Timeline:
         self._at = at
         if work <= self._done:
             return
-        if 0 < did <= KEPT * took:
+        if 0 < did <= RESUMED * took:
             faded = 0.5 ** (did / self._half)
             self._took = self._took * faded + took
             self._expected = self._expected * faded + did

@@ -148,13 +148,13 @@ def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -
         InputError: there are too few for both.
     """
     examples = [example for source in sources for example in _examples(checkpoint, source, settings)]
-    held = min(settings.held, len(examples) // 4)
-    if settings.held and not held:
+    count = min(settings.validation, len(examples) // 4)
+    if settings.validation and not count:
         raise InputError(
             f"{sources[0]} holds {len(examples)} sequences, of which none can be held back for figures; give more text."
         )
     order = np.random.default_rng([settings.seed, 3]).permutation(len(examples))
-    return [examples[i] for i in order[:held]], [examples[i] for i in sorted(order[held:])]
+    return [examples[i] for i in order[:count]], [examples[i] for i in sorted(order[count:])]
 
 
 def _claim(work: Path, same: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.check.skip_policies import SkipFigures, measure
 from edge.runtime.load import open_engine
 
-HELD = 16  # sequences that figures are taken on
+VALIDATION = 16  # sequences that figures are taken on
 GIVEN = 4  # one in GIVEN of a sequence's tokens is its prompt
 TUNED, UNTUNED = "tuned", "untuned.edge"  # in the run's folder
 FIGURES = "figures.json"
@@ -61,7 +61,7 @@ def tune_to_bundle(
     for path in (out, kept):
         if path.exists():
             raise InputError(f"{path} exists; choose another name for the tuned bundle, or remove it.")
-    settings = dataclasses.replace(settings, held=HELD)
+    settings = dataclasses.replace(settings, validation=VALIDATION)
     if weights is not None:
         METHODS.find(weights)
     with working(work, restart=restart):
@@ -98,8 +98,8 @@ def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str
 def _measured(
     untuned: Bundle, made: Bundle, tuned: Path, settings: Settings, threads: int | None, progress: Progress
 ) -> Outcome:
-    held, _ = split(open_checkpoint(str(tuned)), settings.sources(tuned / ANSWERS), settings)
-    texts = [np.asarray(example.tokens) for example in held]
+    validation, _ = split(open_checkpoint(str(tuned)), settings.sources(tuned / ANSWERS), settings)
+    texts = [np.asarray(example.tokens) for example in validation]
     window = max(map(len, texts))
     given = max(1, window // GIVEN)
     texts = [text for text in texts if len(text) >= given + 2]

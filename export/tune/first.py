@@ -35,7 +35,7 @@ BEYOND = 1.6  # times as many units as the target leaves out have a router, unle
 PENALTY = 60.0  # of a run that asks for no other
 APART = 0.4  # between the first biases of two routers, in the order in which their layers are missed
 SHARED = 0.8  # the widest shift that all routers of an answer share: two units more or fewer at first
-OWN = 0.3  # the scale of each router's own shift
+SINGLE = 0.3  # the scale of each router's own shift
 SPREAD = 0.3  # of fitted logits: a prompt's tokens differ more, and the mean of their probabilities decides
 NOTES = "missed.json"
 
@@ -69,7 +69,7 @@ class First(TrainedPolicy):
 
     def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         size = len(tensors.prompts)
-        shift = draw.uniform(-SHARED, SHARED, (size, 1)) + draw.logistic(0, OWN, (size, len(self.units)))
+        shift = draw.uniform(-SHARED, SHARED, (size, 1)) + draw.logistic(0, SINGLE, (size, len(self.units)))
         self._shift = torch.from_numpy(shift).float().to(tensors.answer.device)  # [B, units]
         self._prompt, self._answer = tensors.prompt.float(), tensors.answer.float()[..., None]
         self._routed = frozenset(torch.isfinite(self.bias).nonzero().flatten().tolist())

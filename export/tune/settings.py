@@ -35,7 +35,7 @@ def _span(text: str) -> tuple[int, int]:
 class Settings(Options):
     """The settings that a tuned model depends on, besides the model and `policy`, the name of a skip policy.
 
-    A recipe may set each by the name of its flag. held: the maximum of sequences that are not trained on, so that
+    A recipe may set each by the name of its flag. validation: the maximum of sequences that are not trained on, so that
     figures can be measured on them.
     """
 
@@ -106,7 +106,7 @@ class Settings(Options):
         heading="training",
         help="of products: bf16, fp32 or auto (default): what is faster",
     )
-    held: int = 0
+    validation: int = 0
     ratio: float | None = option(
         None,
         any_value,

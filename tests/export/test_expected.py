@@ -25,7 +25,7 @@ from edge.export.request import expected
 from edge.export.request.choices import count_weights
 from edge.export.request.expected import PRODUCTS, crowd
 from edge.export.request.export_request import ExportRequest
-from edge.export.request.foretold import foretell
+from edge.export.request.forecast import forecast
 from edge.export.request.glance import Glance, glance_at
 from edge.export.request.timeline import Stages
 
@@ -51,19 +51,19 @@ def llama(*, hidden: int, inner: int, layers: int, vocabulary: int, kind: str = 
     return Glance("some-model", "directory", shapes, dict.fromkeys(shapes, kind))
 
 
-def foretold(model: Glance, weights: str | None = None, **asked: Any) -> tuple[str, Stages]:
-    found = foretell(ExportRequest("some-model", weights=weights, **{"candidates": True, **asked}), model)
+def forecast_of(model: Glance, weights: str | None = None, **asked: Any) -> tuple[str, Stages]:
+    found = forecast(ExportRequest("some-model", weights=weights, **{"candidates": True, **asked}), model)
     assert found is not None
     return found
 
 
 def seconds(model: Glance, weights: str | None = None, **asked: Any) -> float:
-    return sum(each for _, each in foretold(model, weights, **asked)[1])
+    return sum(each for _, each in forecast_of(model, weights, **asked)[1])
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q4_1"])
 def test_quick_is_named_with_its_time_and_its_size_where_it_helps(kind: str) -> None:
-    sentence, _ = foretold(llama(**SMOLLM2, kind=kind))
+    sentence, _ = forecast_of(llama(**SMOLLM2, kind=kind))
     assert re.fullmatch(
         r"This takes about \d+ min; --effort quick takes about \d+ s, makes a bundle that is 1\.7 times as large and "
         r"prepares nothing for drafts\.",
@@ -82,7 +82,7 @@ def test_quick_is_named_with_its_time_and_its_size_where_it_helps(kind: str) -> 
     ],
 )
 def test_quick_is_not_named_where_it_would_not_help_or_is_refused(model: dict[str, int], asked: dict[str, Any]) -> None:
-    sentence, _ = foretold(llama(**model), **asked)
+    sentence, _ = forecast_of(llama(**model), **asked)
     assert "quick" not in sentence and sentence.startswith("This takes ")
 
 
@@ -97,17 +97,17 @@ def test_quick_is_not_named_where_it_would_not_help_or_is_refused(model: dict[st
     ],
 )
 def test_what_quick_does_without_is_said(asked: dict[str, Any], said: str) -> None:
-    sentence, _ = foretold(llama(**SMOLLM2), **asked)
+    sentence, _ = forecast_of(llama(**SMOLLM2), **asked)
     assert "; --effort quick takes about" in sentence and sentence.endswith(said), sentence
 
 
 def test_a_target_whose_graphs_nobody_timed_is_named() -> None:
-    sentence, _ = foretold(llama(**SMOLLM2), target="npu-qualcomm")
+    sentence, _ = forecast_of(llama(**SMOLLM2), target="npu-qualcomm")
     assert re.match(r"This takes about \d+ min, and longer for the graphs for npu-qualcomm; --effort", sentence)
 
 
 def test_what_nobody_measured_is_not_estimated() -> None:
-    assert foretell(ExportRequest("some-model", weights="fp32"), llama(**SMOLLM2)) is None
+    assert forecast(ExportRequest("some-model", weights="fp32"), llama(**SMOLLM2)) is None
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -124,7 +124,7 @@ def test_an_estimate_is_sane_for_any_model(seed: int) -> None:
     weights = "int8" if both else draw.choice(["int4", "int8"])
     asked = {"draft_text": draw.choice([None, 0, 4000])}
     for effort in ("quick", "normal", "best"):
-        stages = foretold(small, weights, effort=effort, **asked)[1]
+        stages = forecast_of(small, weights, effort=effort, **asked)[1]
         assert all(0 <= each < 1e6 for _, each in stages), stages
         assert 1 < seconds(small, weights, effort=effort, **asked) < seconds(large, weights, effort=effort, **asked)
     quick, normal, best = (seconds(small, weights, effort=each, **asked) for each in ("quick", "normal", "best"))
@@ -193,7 +193,7 @@ def test_a_glance_at_a_damaged_model_leaves_the_sentence_to_who_opens_it(
         content[draw.randrange(min(len(content), 2000))] = draw.randrange(256)
     file.write_bytes(content[: draw.choice([len(content), draw.randrange(40)])])
     if (glance := glance_at(str(folder))) is not None:
-        foretell(ExportRequest(folder), glance)
+        forecast(ExportRequest(folder), glance)
 
 
 class Terminal(io.StringIO):

@@ -24,7 +24,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError, MissingExtraError
 from edge.export import quantize as methods
-from edge.export.check import of_decoder as checks
+from edge.export.check.quality import refuse_if_broken
 from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.tensors import FloatTensor
@@ -130,9 +130,9 @@ def test_a_float_bundle_that_differs_is_refused(pristine_tiny_bundle: Bundle, kl
     import dataclasses
 
     manifest = dataclasses.replace(pristine_tiny_bundle.manifest, weights="fp32")
-    checks.refuse_if_broken(Agreement(511, 1.0, 1e-7, 1e-7, 20.0, 20.0), manifest)
+    refuse_if_broken(Agreement(511, 1.0, 1e-7, 1e-7, 20.0, 20.0), manifest)
     with pytest.raises(ExportError):
-        checks.refuse_if_broken(Agreement(511, top1, kl, kl, 20.0, 30.0), manifest)
+        refuse_if_broken(Agreement(511, top1, kl, kl, 20.0, 30.0), manifest)
 
 
 def test_without_the_check_there_are_no_figures(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import edge
 from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError
-from edge.export.check import of_encoder_decoder as check_pairs
+from edge.export.check import of_encoder_decoder as check
 from edge.export.quantize import voice
 from edge.golden import noise, read_golden
 from edge.runtime.check.golden import replay_golden
@@ -140,17 +140,17 @@ def tiny_config(family: str, vocab_size: int) -> Any:
 def test_the_check_counts_tokens_that_have_the_paddings_id(family: str, tmp_path: Path) -> None:
     """A model may say that one; T5Gemma hides it from later tokens where nobody tells it which count."""
     import torch
-    from encoder_decoder_harness import Pair, tiny_model
+    from encoder_decoder_harness import Exported, tiny_model
     from graph_harness import TinyCheckpoint, float_matrices
 
     model = tiny_model(tiny_config(family, 40))
-    pair = Pair(tmp_path / "whole", model, float_matrices(TinyCheckpoint(model)))
+    exported = Exported(tmp_path / "whole", model, float_matrices(TinyCheckpoint(model)))
     source, pad = np.arange(5, 14), int(model.config.pad_token_id)
     answer = np.array([2, 7, pad, 9, pad, 11, 3])
     sources = {answer.tobytes(): source}
-    reference = check_pairs._TorchPairs(model, sources, lambda ids: {"input_ids": torch.from_numpy(ids)[None]})
+    reference = check._TorchLogits(model, sources, lambda ids: {"input_ids": torch.from_numpy(ids)[None]})
     wanted = np.concatenate(list(reference.logits(answer)))
-    found = np.concatenate(list(check_pairs._EnginePairs(pair.engine, sources, pair.encode).logits(answer)))
+    found = np.concatenate(list(check._EngineLogits(exported.engine, sources, exported.encode).logits(answer)))
     np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 

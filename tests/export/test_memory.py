@@ -24,7 +24,7 @@ from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.families import find_family
 from edge.export.quantize import quantize
-from edge.export.quantize.base import FORMATS, OWN_TEXT, TUNING, Options
+from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.export.request.memory import DRAFTS, Request, leave_out, stages_of
 from edge.manifest import Tokens
 from edge.runtime.memory import process

@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from edge.errors import ExportError
 from edge.export.facts.family import heads_of
 from edge.export.graph.blocks import ACTIVATIONS as IN_GRAPHS
-from edge.export.reference.in_numpy import ACTIVATIONS, Reference, Watch
+from edge.export.reference.in_numpy import ACTIVATIONS, Observer, Reference
 
 
 def reference(**changes: Any) -> Reference:
@@ -31,7 +31,7 @@ def test_it_has_the_activations_that_graphs_have(name: str) -> None:
     assert np.allclose(ACTIVATIONS[name](x), expected, rtol=1e-5, atol=1e-5)
 
 
-class Seen(Watch):
+class Seen(Observer):
     def __init__(self) -> None:
         self.shapes = dict[str, Any]()
         self.keys = list[tuple[int, ...]]()

@@ -12,7 +12,7 @@ from graph_harness import TinyCheckpoint, tiny_model
 from transformers import AutoConfig
 
 from edge.errors import CheckpointError
-from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.calibration_set import TextSet
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.reference.streamed import StreamedLogits, StreamedModel
 
@@ -56,7 +56,8 @@ def test_streamed_logits_are_those_of_the_whole_model_bit_for_bit(name: str) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_walk_over_streamed_layers_is_that_over_the_whole_model(name: str) -> None:
     checkpoint, window = checkpoint_of(name), torch.arange(80) % 97
-    whole, streamed = Decoder(load_torch(checkpoint), window), Decoder(StreamedModel(checkpoint, copy=True), window)
+    models = load_torch(checkpoint), StreamedModel(checkpoint, copy=True)
+    whole, streamed = (TextSet(model, window[None]) for model in models)
     with torch.no_grad():
         hidden = [decoder.embed(window) for decoder in (whole, streamed)]
         for layer in range(len(whole.layers)):
@@ -69,7 +70,7 @@ def test_a_walk_over_streamed_layers_is_that_over_the_whole_model(name: str) -> 
 
 def test_one_layer_is_there_at_a_time_and_writing_it_leaves_the_checkpoint_as_it_is() -> None:
     checkpoint = checkpoint_of("llama, tied")
-    decoder = Decoder(StreamedModel(checkpoint, copy=True), torch.arange(16))
+    decoder = TextSet(StreamedModel(checkpoint, copy=True), torch.arange(16)[None])
     weight = decoder.layers[1].get_parameter("mlp.up_proj.weight")
     sizes = [sum(p.numel() for p in layer.parameters() if p.ndim == 2) for layer in decoder.layers]
     assert sizes == [0, 0, 0] and not weight.numel()
@@ -86,6 +87,6 @@ def test_one_layer_is_there_at_a_time_and_writing_it_leaves_the_checkpoint_as_it
 def test_a_tensor_of_another_shape_is_named() -> None:
     checkpoint = checkpoint_of("llama, tied")
     checkpoint._tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((4, 4), "f4")
-    decoder = Decoder(StreamedModel(checkpoint, copy=True), torch.arange(16))
+    decoder = TextSet(StreamedModel(checkpoint, copy=True), torch.arange(16)[None])
     with pytest.raises(CheckpointError, match=r"holds model\.layers\.1\.mlp\.up_proj\.weight with shape \[4, 4\]"):
         decoder.fetch(1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoder_decoder_harness import Pair, tiny_model
+from encoder_decoder_harness import Exported, tiny_model
 from graph_harness import TinyCheckpoint, float_matrices
 from places import SHARED
 from transformers import BartConfig, MarianConfig, PreTrainedConfig, T5Config
@@ -55,9 +55,9 @@ LENGTH = 16  # tokens of an output
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     model = tiny_model(CONFIGS[request.param])
-    return Pair(tmp_path_factory.mktemp(request.param) / "x.edge", model, float_matrices(TinyCheckpoint(model)))
+    return Exported(tmp_path_factory.mktemp(request.param) / "x.edge", model, float_matrices(TinyCheckpoint(model)))
 
 
 def generated(model: Any, source: np.ndarray, **settings: object) -> list[list[int]]:
@@ -77,7 +77,7 @@ def generated(model: Any, source: np.ndarray, **settings: object) -> list[list[i
     ],
     ids=["plain", "long", "never"],
 )
-def test_beams_of_a_graph_are_those_of_transformers(pair: Pair, settings: dict[str, Any]) -> None:
+def test_beams_of_a_graph_are_those_of_transformers(exported: Exported, settings: dict[str, Any]) -> None:
     options = BeamOptions(
         beams=settings["num_beams"],
         length_penalty=settings.get("length_penalty", 1.0),
@@ -86,20 +86,20 @@ def test_beams_of_a_graph_are_those_of_transformers(pair: Pair, settings: dict[s
         max_tokens=LENGTH,
     )
     processors = [NoRepeatNgrams(settings[k]) for k in ("no_repeat_ngram_size",) if k in settings]
-    engine = pair.engine
+    engine = exported.engine
     for source in SOURCES:
         assert engine.encoder is not None
         cache = new_cache(engine, 1, options, engine.encoder.encode_text(source))
         found = beam_search(engine, cache, [2], options, eos=[1], processors=processors)
-        assert [text.token_ids for text in found] == generated(pair.model, source, **settings)
+        assert [text.token_ids for text in found] == generated(exported.model, source, **settings)
 
 
-def test_greedy_decoding_with_and_without_drafts_is_that_of_transformers(pair: Pair) -> None:
-    engine, prompt = pair.engine, np.array([2])
+def test_greedy_decoding_with_and_without_drafts_is_that_of_transformers(exported: Exported) -> None:
+    engine, prompt = exported.engine, np.array([2])
     costs = StepCosts(lambda: None, 16)
     speculation = Speculation(Input(), Planner(PRIORS, costs, 16))
     for source in SOURCES:
-        (wanted,) = generated(pair.model, source)
+        (wanted,) = generated(exported.model, source)
         assert engine.encoder is not None
         cross = engine.encoder.encode_text(source)
         plain = generate(engine, engine.new_cache(cross=cross), prompt, greedy, chunk=1, interrupted=lambda: False)

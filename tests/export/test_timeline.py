@@ -149,7 +149,7 @@ def test_an_export_goes_through_the_stages_that_its_remaining_time_is_told_by(
     weights: str, effort: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "edge.export.check.of_decoder.refuse_if_broken", lambda *_, **__: None
+        "edge.export.pipeline.finish.refuse_if_broken", lambda *_, **__: None
     )  # random weights in 4 bits may be
     monkeypatch.setattr(calibration, "MAX_WINDOWS", allocate.WINDOWS)  # as few as every stage runs with
     told, begun = list[str](), list[Stages]()

@@ -210,9 +210,9 @@ def test_no_file_outgrows_its_room() -> None:
 
 
 def test_a_modules_name_says_whose_it_is() -> None:
-    """No more than three share one. `base` is being shared out; a name that has become rarer leaves this list."""
+    """No more than three share one."""
     names = Counter(file.stem for folder in FOLDERS.values() for file in (ROOT / folder).rglob("[!_]*.py"))
-    assert {name for name, count in names.items() if count > 3} == {"base"}
+    assert {name for name, count in names.items() if count > 3} == set()
 
 
 def test_constraints_pin_every_direct_dependency() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.quantized.base import Method, Settings
+from edge.export.checkpoint.quantized.packing import Method, Settings
 from edge.export.checkpoint.stored import Stored, Tensor
 from edge.export.checkpoint.tokenizer_files import read_json
 from edge.registry import Registry
 
-METHODS = Registry(__name__, "method of quantizing")  # see `base.Method`
+METHODS = Registry(__name__, "method of quantizing")  # see `packing.Method`
 
 # Where a folder describes its weights: a field of config.json, or a file of its own, whose method may go unsaid.
 FIELDS = ("quantization_config", "compression_config")

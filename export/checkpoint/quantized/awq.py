@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.export.checkpoint.quantized.base import WORD, Integers, Parts, Settings, Unpacked, misfit, part_of, unpack
+from edge.export.checkpoint.quantized.packing import WORD, Integers, Parts, Settings, Unpacked, misfit, part_of, unpack
 from edge.export.checkpoint.stored import Stored
 
 NAME = "awq"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.quantized.base import Integers, Parts, Settings, Unpacked, misfit, part_of
+from edge.export.checkpoint.quantized.packing import Integers, Parts, Settings, Unpacked, misfit, part_of
 from edge.export.checkpoint.stored import Stored
 from edge.export.facts.checkpoint import finite
 
@@ -36,7 +36,7 @@ TRAITS = {
     ),
 }
 LARGEST = 127
-MOST_STATE = 1 << 16  # bytes of what is said of a tensor
+MAX_STATE = 1 << 16  # bytes of what is said of a tensor
 
 
 def check(settings: Settings) -> None:
@@ -89,7 +89,7 @@ def _said(state: Stored) -> tuple[tuple[int, int], int, int, float]:
         f"{state.file}: the tensor {state.name!r} does not say shape and blocks of its weight; fetch the checkpoint "
         "again."
     )
-    if len(state.tensor) > MOST_STATE:
+    if len(state.tensor) > MAX_STATE:
         raise wrong
     try:
         said = json.loads(bytes(state.raw().numpy()).decode())

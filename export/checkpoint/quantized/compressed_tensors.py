@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint.quantized.base import (
+from edge.export.checkpoint.quantized.gptq import group_index
+from edge.export.checkpoint.quantized.packing import (
     WORD,
     Integers,
     Parts,
@@ -25,7 +26,6 @@ from edge.export.checkpoint.quantized.base import (
     part_of,
     unpack,
 )
-from edge.export.checkpoint.quantized.gptq import group_index
 from edge.export.checkpoint.stored import Stored
 
 NAME = "compressed-tensors"

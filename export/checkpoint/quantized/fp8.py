@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from edge.export.checkpoint.quantized.base import Parts, Scaled, Settings, part_of
 from edge.export.checkpoint.quantized.compressed_tensors import pair, scaled
+from edge.export.checkpoint.quantized.packing import Parts, Scaled, Settings, part_of
 
 NAMES = ("fp8", "fbgemm_fp8", "modelopt")
 HELP = "FP8 with scales"

@@ -59,8 +59,8 @@ class LogMel(nn.Module):
         super().__init__()
         filters = WhisperFeatureExtractor(feature_size=bins).mel_filters  # [201, M]
         # The sines of the first and the last frequency are zero.
-        self.waves = _table(writer, "frontend.waves", waves()[:, kept()])
-        self.filters = _table(writer, "frontend.mel_filters", np.concatenate([filters, filters])[kept()])
+        self.waves = _table(writer, "frontend.waves", waves()[:, nonzero()])
+        self.filters = _table(writer, "frontend.mel_filters", np.concatenate([filters, filters])[nonzero()])
 
     def forward(self, op: Lowering, pcm: Value) -> Value:
         powers = op.MatMul(frames(op, pcm), self.waves)
@@ -92,7 +92,7 @@ def waves() -> NDArray[np.float64]:
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * window[:, None]
 
 
-def kept() -> NDArray[np.bool_]:
+def nonzero() -> NDArray[np.bool_]:
     """Mask of the cosines and sines that are not zero everywhere: [402]."""
     sines = np.arange(FRAME // 2 + 1) % (FRAME // 2) > 0
     return np.concatenate([np.ones_like(sines), sines])

@@ -24,7 +24,8 @@ from edge.manifest import SKIP, Manifest, Segment, cut_names
 from edge.runtime.skip.units import spans
 
 PATH = "graphs/skip.onnx"
-OWN = ("seqlens_k", "total_sequence_length", "key_positions", "attention_bias")  # inputs that each unit has by itself
+# Inputs that each unit has by itself.
+PER_UNIT = ("seqlens_k", "total_sequence_length", "key_positions", "attention_bias")
 RESULTS = ("logits", "tokens")  # what the last unit says
 Values = MutableMapping[ir.Value, ir.Value]  # of the whole graph, to those of this one
 
@@ -101,7 +102,7 @@ def _guarded(whole: ir.Graph, segments: Sequence[Segment], watched: bool) -> ir.
     """
     units = _units(whole, segments)
     graph = ir.Graph([], [], nodes=[], opset_imports=whole.opset_imports, name=SKIP)
-    values: Values = {value: _like(value) for value in whole.inputs if value.name not in OWN}
+    values: Values = {value: _like(value) for value in whole.inputs if value.name not in PER_UNIT}
     graph.inputs.extend(values.values())
     for value in whole.initializers.values():  # within a branch a weight would stay next to its packed copy
         values[value] = _like(value)
@@ -126,7 +127,7 @@ def _guarded(whole: ir.Graph, segments: Sequence[Segment], watched: bool) -> ir.
 def _add(graph: ir.Graph, number: int, unit: _Unit, outside: Values) -> Values:
     """Add a unit to the graph; what it writes, and its keys and values after the step."""
     values = ChainMap({}, outside)
-    own = [value for node in unit.nodes for value in node.inputs if value is not None and value.name in OWN]
+    own = [value for node in unit.nodes for value in node.inputs if value is not None and value.name in PER_UNIT]
     for value in dict.fromkeys(own):
         values[value] = _like(value, f".{number}")
         graph.inputs.append(values[value])
@@ -158,7 +159,8 @@ def _counts(node: ir.Node) -> bool:
     """True if a node depends on inputs that each unit has separately."""
     given = [value for value in node.inputs if value is not None]
     makers = [value.producer() for value in given]
-    return any(value.name in OWN for value in given) or any(_counts(maker) for maker in makers if maker is not None)
+    reads = any(value.name in PER_UNIT for value in given)
+    return reads or any(_counts(maker) for maker in makers if maker is not None)
 
 
 def _copy(node: ir.Node, values: Values, suffix: str = "") -> ir.Node:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -24,11 +24,11 @@ from edge.export.graph.encoder import encoder_graph
 from edge.export.graph.families import find_family
 from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import IR_VERSION, configuration, remove_unused, step_graph
-from edge.export.manifest.written import Watched
-from edge.export.quantize.base import Options
-from edge.export.targets.base import Material, Wanted, write_json
+from edge.export.manifest.written import RecordedWeights
+from edge.export.quantize.method import Options
 from edge.export.targets.cuda.lowering import CUDA
 from edge.export.targets.cuda.weights import FLOAT16, INT4, KINDS, CUDAWeights, cuda_shapes, cuda_weights
+from edge.export.targets.kind import Sample, Wanted, write_json
 from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, DeviceTarget
 
@@ -88,14 +88,14 @@ def write_target(
     checkpoint: Checkpoint,
     writer: BundleWriter,
     manifest: Manifest,
-    material: Callable[[], Material],
+    samples: Callable[[], Sequence[Sample]],
     options: Options,
 ) -> None:
     """Write the graphs in both forms, their weights and `target.json`."""
     folder, both = f"targets/{wanted.name}", manifest.encoder is not None
     kind, activations = _weights(wanted, both), _activations(wanted)
     (writer.staging / folder).mkdir(parents=True)
-    weights = Watched(cuda_weights(checkpoint, kind, options), options.report, "writing weights of the target")
+    weights = RecordedWeights(cuda_weights(checkpoint, kind, options), options.report, "writing weights of the target")
     names = ["decoder", *(["encoder"] if both else [])]
     with writer.writing(), contextlib.closing(TensorFile(writer.staging / folder / WEIGHTS)) as file:
         model = CUDAModel(checkpoint, manifest.context, weights, file, TYPES[activations])

@@ -14,8 +14,8 @@ from edge.errors import ExportError
 from edge.export import quantize as methods
 from edge.export.facts.tensors import FloatTensor, LazyWeights, Weight
 from edge.export.graph.weights import Stored, Weights
-from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
+from edge.export.quantize.method import Options
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint

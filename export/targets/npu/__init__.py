@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,15 +17,15 @@ from edge.bundle import WEIGHTS as WEIGHTS_FILE
 from edge.bundle import BundleWriter, TensorFile
 from edge.errors import ExportError, InputError
 from edge.export.graph.weights import external
-from edge.export.quantize.base import Options
-from edge.export.targets.base import Material, Wanted, write_json
+from edge.export.quantize.method import Options
+from edge.export.targets.kind import Sample, Wanted, write_json
 from edge.export.targets.npu.blocks import Blocks
 from edge.export.targets.npu.compile import compile_for, socs_of
 from edge.export.targets.npu.cost import cost_of, multiply_adds
 from edge.export.targets.npu.graphs import DECODER, ENCODER, Shape, StaticModel
 from edge.export.targets.npu.parts import parts_of
 from edge.export.targets.npu.qdq import check_operators, quantize
-from edge.export.targets.npu.ranges import Ranges, measure, measure_pairs
+from edge.export.targets.npu.ranges import Ranges, measure
 from edge.runtime.memory.process import release_freed
 from edge.targets import TARGET_VERSION, Cost, Shorter, StaticEncoder, StaticGraph, Table, Target
 
@@ -37,7 +37,7 @@ NAME = "npu-qualcomm"
 HELP = "Qualcomm's NPUs"
 
 CONTEXT = 512  # rows of the cache: each step reads all of them
-PAIR_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
+TEXT_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
 WINDOWS = 12  # of the calibration text
 KV = "int16"
 WEIGHTS = INT8, INT4 = "int8", "int4"
@@ -82,10 +82,10 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
         check_operators(built.graph)
 
 
-def _contexts(wanted: Wanted, pairs: bool, context: int) -> list[int]:
-    """Rows of the cache, fewest first. pairs: of an encoder-decoder for text. context: the bundle's."""
+def _contexts(wanted: Wanted, text: bool, context: int) -> list[int]:
+    """Rows of the cache, fewest first. text: of an encoder-decoder for text. context: the bundle's."""
     asked = [wanted.context] if isinstance(wanted.context, int) else wanted.context or ()
-    return sorted(set(asked)) or [min(PAIR_CONTEXT if pairs else CONTEXT, context)]
+    return sorted(set(asked)) or [min(TEXT_CONTEXT if text else CONTEXT, context)]
 
 
 def write_target(
@@ -93,7 +93,7 @@ def write_target(
     checkpoint: Checkpoint,
     writer: BundleWriter,
     manifest: Manifest,
-    material: Callable[[], Material],
+    samples: Callable[[], Sequence[Sample]],
     options: Options,
 ) -> None:
     """Write the graphs, their weights, the embedding and `target.json`."""
@@ -107,12 +107,9 @@ def write_target(
     sizes = [(1, 1), (VERIFY, VERIFY), *([] if both else [(CHUNK, 1)])]  # prompts of decoders with encoders are short
     shapes = [Shape(size, logits, rows) for rows in contexts for size, logits in sizes]
     (writer.staging / folder).mkdir(parents=True)
-    if both:
-        fitting = [(source[:context] if text else source, answer[:context]) for source, answer in material()]
-        found = measure_pairs(model, fitting, writer.staging / folder, progress)
-    else:
-        windows = np.asarray(material())[: None if blocks else WINDOWS]  # weights in 4 bits take all that there is
-        found = measure(model, windows, writer.staging / folder, progress, blocks=blocks)
+    read = samples()[: None if both or blocks else WINDOWS]  # weights in 4 bits take all that there is
+    cut = [Sample(source if source is None or not text else source[:context], each[:context]) for source, each in read]
+    found = measure(model, cut, writer.staging / folder, progress, blocks=blocks)
     release_freed()
     graphs: dict[int, list[StaticGraph]] = {rows: [] for rows in contexts}
     encoder: StaticEncoder | None = None

@@ -107,8 +107,8 @@ class StaticModel:
         source_mask = builder.input("cross_mask", FLOAT, [1, 1, 1, self.source]) if self.cross else None
         op = NPU(builder, size, source_mask, bias_apart=self._bias_apart)
         step = Step(rows, rows, rows, [], attention_bias=mask)  # positions are the host's, and lengths the mask's
-        step.past = self._kept(builder, "past", self.heads, capacity)
-        step.cross = self._kept(builder, "cross", self.cross, self.source)
+        step.past = self._cache_inputs(builder, "past", self.heads, capacity)
+        step.cross = self._cache_inputs(builder, "cross", self.cross, self.source)
         add_output(builder, self._modules()[0](op, rows, logit_rows, step), "logits", [1, shape.rows, self.vocab])
         for i, heads in enumerate(self.heads):
             for value, part in zip(step.present[i], ("key", "value"), strict=True):
@@ -141,7 +141,7 @@ class StaticModel:
         return 1 if self.biases is None else len(self.biases[0])
 
     @staticmethod
-    def _kept(builder: GraphBuilder, name: str, layers: list[Heads], rows: int) -> list[tuple[Value, Value]]:
+    def _cache_inputs(builder: GraphBuilder, name: str, layers: list[Heads], rows: int) -> list[tuple[Value, Value]]:
         return [
             (
                 builder.input(f"{name}.{i}.key", FLOAT, [1, heads.key_value, heads.dim, rows]),

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edge.export.targets.kind import Sample
 from edge.export.targets.npu.blocks import Blocks
 from edge.export.targets.npu.graphs import DECODER, ENCODER, Shape, StaticModel
 from edge.export.targets.npu.products import Products
@@ -28,7 +29,6 @@ OF_STEPS, MASKS = {"mask"}, {"mask", "cross_mask"}  # inputs
 Progress = Callable[[int, int, str], None]
 Ranges = dict[str, Range]
 Arrays = Mapping[str, NDArray[Any]]
-Pair = tuple[NDArray[Any], NDArray[np.int64]]  # a text's tokens or a sound's features, and what the model makes of it
 
 
 @dataclass(frozen=True)
@@ -44,44 +44,43 @@ class Measured:
 
 
 def measure(
-    model: StaticModel, windows: NDArray[np.int64], folder: Path, progress: Progress, *, blocks: bool
+    model: StaticModel, samples: Sequence[Sample], folder: Path, progress: Progress, *, blocks: bool = False
 ) -> Measured:
-    """The smallest and largest value of each activation of a decoder over `windows` [W, S] of tokens. `folder`: for
-    temporary files as large as the weights in float32. blocks: also round weights to 4 bits, for which all that
-    products read is in files, too."""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        size, capacity = SIZE, min(CAPACITY, model.context)
-        built = model.build(Shape(size, size, capacity))
-        products = Products(built.graph, Path(temporary)) if blocks else None
-        graph = _Watched(built, Path(temporary) / "decoder.onnx", products=products)
-        for i, window in enumerate(windows):
-            progress(i, len(windows), "measuring activations")
-            _steps(model, graph, window[: min(capacity, len(window)) // size * size], size, capacity, {})
-        masked = min(MASKED, -ROOM - graph.spread)
-        found = {} if products is None else products.solve(progress)
-        return Measured(graph.masked(masked, 0.0), {}, masked, found)
-
-
-def measure_pairs(model: StaticModel, pairs: Sequence[Pair], folder: Path, progress: Progress) -> Measured:
-    """Measure an encoder and its decoder as `measure` does, over texts and the model's answers to them."""
+    """The smallest and largest value of each activation of a decoder, and of the encoder before it, over `samples`.
+    `folder`: for temporary files as large as the weights in float32. blocks: also round weights to 4 bits, for which
+    all that products read is in files, too."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         masks = MASKS if model.features is None else OF_STEPS  # all of a sound is heard
-        encoder = _Watched(model.build_encoder(), Path(temporary) / "encoder.onnx", masks)
-        size, capacity = min(SIZE, model.context), model.context
-        decoder = _Watched(model.build(Shape(size, size, capacity)), Path(temporary) / "decoder.onnx", masks)
-        for i, (source, answer) in enumerate(pairs):
-            progress(i, len(pairs), "measuring activations")
-            given, cross = _source(model, source)
-            made = encoder.run(given)
-            for name, array in made.items():
-                if name.startswith(CROSS):
-                    cross[name] = array.transpose(0, 2, 3, 1) if name.endswith(".key") else array.transpose(0, 2, 1, 3)
-            _steps(model, decoder, answer, size, capacity, cross)
-        masked = min(MASKED, -ROOM - max(encoder.spread, decoder.spread))
+        encoder = _Graph(model.build_encoder(), Path(temporary) / "encoder.onnx", masks) if model.cross else None
+        size, capacity = min(SIZE, model.context), model.context if model.cross else min(CAPACITY, model.context)
+        built = model.build(Shape(size, size, capacity))
+        products = Products(built.graph, Path(temporary)) if blocks else None
+        decoder = _Graph(built, Path(temporary) / "decoder.onnx", masks, products=products)
+        for i, (source, tokens) in enumerate(samples):
+            progress(i, len(samples), "measuring activations")
+            cross: Arrays = {}
+            if encoder is None:
+                tokens = tokens[: min(capacity, len(tokens)) // size * size]
+            elif source is not None:
+                cross = _encoded(model, encoder, source)
+            _steps(model, decoder, tokens, size, capacity, cross)
+        measured = [decoder] if encoder is None else [decoder, encoder]
+        masked = min(MASKED, -ROOM - max(graph.spread for graph in measured))
         lowest = 0.0 if model.biases is None else min(float(bias.min()) for bias in model.biases)
-        of_encoder, of_decoder = encoder.masked(masked, lowest), decoder.masked(masked, lowest)
-        shared = {name: found for name, found in of_encoder.items() if name.startswith(CROSS)}
-        return Measured(of_decoder | shared, of_encoder, masked)
+        of_decoder, *of_encoder = (graph.masked(masked, lowest) for graph in measured)
+        ranges = of_encoder[0] if of_encoder else {}
+        shared = {name: found for name, found in ranges.items() if name.startswith(CROSS)}
+        found = {} if products is None else products.solve(progress)
+        return Measured(of_decoder | shared, ranges, masked, found)
+
+
+def _encoded(model: StaticModel, encoder: _Graph, source: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Run the encoder; return what a decoder is given of it."""
+    given, cross = _source(model, source)
+    for name, array in encoder.run(given).items():
+        if name.startswith(CROSS):
+            cross[name] = array.transpose(0, 2, 3, 1) if name.endswith(".key") else array.transpose(0, 2, 1, 3)
+    return cross
 
 
 def _source(model: StaticModel, source: NDArray[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,7 +96,7 @@ def _source(model: StaticModel, source: NDArray[Any]) -> tuple[dict[str, Any], d
 
 
 def _steps(
-    model: StaticModel, graph: _Watched, tokens: NDArray[np.int64], size: int, capacity: int, more: Arrays
+    model: StaticModel, graph: _Graph, tokens: NDArray[np.int64], size: int, capacity: int, more: Arrays
 ) -> None:
     """Run tokens through a decoder, in steps of `size`. more: further inputs."""
     past = {
@@ -122,7 +121,7 @@ def _steps(
             past[f"past.{layer}.value"][:, :, start : start + len(part)] = value.transpose(0, 2, 1, 3)
 
 
-class _Watched:
+class _Graph:
     """A graph that says how large its activations are. Its model is written to `path`. masks: inputs that hide what
     must not be attended to. products: to be told what they read."""
 

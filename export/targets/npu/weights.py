@@ -7,7 +7,7 @@ orthogonal matrix spreads them over all channels (QuaRot, Ashkboos et al., arXiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,23 +33,13 @@ class NPUWeights(Weights):
 
     def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight]) -> None:
         self._source, self._matrices = source, matrices
-        self._kept: dict[str, ir.Tensor] = {}
+        self._cached: dict[str, ir.Tensor] = {}
 
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         return [self._keep(name) for name in names]
 
-    def vector(
-        self,
-        names: Sequence[str],
-        stored_as: str,
-        group: str,
-        edit: Callable[[NDArray[np.float32]], Any] = np.asarray,
-        *,
-        zeros: Mapping[str, int] | None = None,
-    ) -> Any:
-        lengths = zeros or {}
-        parts = [np.zeros(lengths[n], np.float32) if n in lengths else self._vector(n) for n in names]
-        return self.table(stored_as, np.asarray(edit(np.concatenate(parts).astype(np.float32)), np.float32))
+    def _count(self, stored_as: str, group: str, values: NDArray[np.float32]) -> None:
+        """The manifest has the groups of the CPU's graphs alone."""
 
     def _keep(self, name: str) -> StoredFloat:
         weight = self._matrix(name)
@@ -58,9 +48,9 @@ class NPUWeights(Weights):
         return StoredFloat(self._tensor(name, weight.values), rows, columns)
 
     def _tensor(self, name: str, values: NDArray[Any]) -> Any:
-        if name not in self._kept:
-            self._kept[name] = ir.Tensor(np.ascontiguousarray(values), name=name)
-        return self._kept[name]
+        if name not in self._cached:
+            self._cached[name] = ir.Tensor(np.ascontiguousarray(values), name=name)
+        return self._cached[name]
 
 
 def npu_shapes(checkpoint: Checkpoint) -> Mapping[str, Weight]:

@@ -22,7 +22,7 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.tensors import QTensor
 from edge.export.quantize import quantize
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.reference.in_torch import load_torch
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}

@@ -22,7 +22,7 @@ from npu_models import (
     bundle_of,
     checkpoint_of,
     divergence,
-    pair_of,
+    encoder_decoder_of,
     plain,
     speaker_of,
     walk,
@@ -34,9 +34,9 @@ from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
 from edge.export.facts.tensors import LazyWeights, Weight, matrices
 from edge.export.quantize.rtn import round_to_nearest
-from edge.export.targets.base import Wanted, check_wanted
 from edge.export.targets.cuda import CHECKED
 from edge.export.targets.cuda.weights import BLOCK
+from edge.export.targets.kind import Wanted, check_wanted
 from edge.golden import noise
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import BLOCKED, Tree
@@ -114,7 +114,9 @@ def test_other_weights_and_types(family: str, wanted: Wanted, most: float, tmp_p
 @pytest.fixture(scope="module", params=[*PAIRS, "whisper"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
-    return speaker_of(folder, FLOATS) if request.param == "whisper" else pair_of(request.param, folder, FLOATS)
+    return (
+        speaker_of(folder, FLOATS) if request.param == "whisper" else encoder_decoder_of(request.param, folder, FLOATS)
+    )
 
 
 def said(bundle: Bundle, engine: Engine) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from encoder_decoder_configs import CONFIGS, VOCABULARY, model_of
-from encoder_decoder_harness import Pair
+from encoder_decoder_harness import Exported
 from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
 
 from edge.errors import ExportError
@@ -20,45 +20,45 @@ from edge.runtime.engine.tree import BLOCKED, Tree
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     model = model_of(request.param)
-    return Pair(tmp_path_factory.mktemp("pair") / "x.edge", model, float_matrices(TinyCheckpoint(model)))
+    return Exported(tmp_path_factory.mktemp("exported") / "x.edge", model, float_matrices(TinyCheckpoint(model)))
 
 
-def texts(pair: Pair, source: int, target: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def texts(exported: Exported, source: int, target: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    start = pair.model.config.decoder_start_token_id
+    start = exported.model.config.decoder_start_token_id
     return rng.integers(3, VOCABULARY, source), np.r_[start, rng.integers(3, VOCABULARY, target - 1)]
 
 
 @pytest.mark.parametrize("length,chunks", [(37, [20]), (5, [7, 13]), (37, [1] * 20), (1, [3, 1, 16])], ids=str)
-def test_logits_are_torchs(pair: Pair, length: int, chunks: list[int]) -> None:
-    source, target = texts(pair, length, 20)
-    assert relative_error(pair.logits(source, target, chunks), pair.torch_logits(source, target)) < 1e-4
+def test_logits_are_torchs(exported: Exported, length: int, chunks: list[int]) -> None:
+    source, target = texts(exported, length, 20)
+    assert relative_error(exported.logits(source, target, chunks), exported.torch_logits(source, target)) < 1e-4
 
 
-def test_greedy_answers_are_torchs(pair: Pair) -> None:
-    config = pair.model.config
+def test_greedy_answers_are_torchs(exported: Exported) -> None:
+    config = exported.model.config
     for seed in range(2):
-        source, _ = texts(pair, 9, 2, seed)
+        source, _ = texts(exported, 9, 2, seed)
         prompt = torch.from_numpy(source)[None]
         # Its cache takes the encoder's number of layers for the decoder's (transformers 5.23).
         forced = dict(max_length=16, min_length=16, suppress_tokens=[config.pad_token_id])
-        wanted = pair.model.generate(prompt, do_sample=False, use_cache=False, **forced)
-        cache, answer = pair.encode(source), [config.decoder_start_token_id]
+        wanted = exported.model.generate(prompt, do_sample=False, use_cache=False, **forced)
+        cache, answer = exported.encode(source), [config.decoder_start_token_id]
         while len(answer) < 16:
-            logits = pair.engine.step(cache, np.array(answer[-1:]))[-1].copy()
+            logits = exported.engine.step(cache, np.array(answer[-1:]))[-1].copy()
             logits[[config.eos_token_id, config.pad_token_id]] = -np.inf  # min_length forbids the end
             answer.append(int(logits.argmax()))
         assert answer == wanted[0].tolist()
 
 
-def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(pair: Pair) -> None:
-    source, target = texts(pair, 11, 8)
+def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(exported: Exported) -> None:
+    source, target = texts(exported, 11, 8)
     rng = np.random.default_rng(1)
     tails = rng.integers(3, VOCABULARY, (3, 4))  # three beams, four tokens each
-    cache = pair.encode(source)
-    pair.engine.step(cache, target)
+    cache = exported.encode(source)
+    exported.engine.step(cache, target)
     ancestors = [list(range(8)) for _ in tails]
     for depth in range(4):
         start = cache.length
@@ -67,23 +67,23 @@ def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(pair: Pair) -> N
             rows.append(start + beam)
             bias[beam, rows] = 0
         tree = Tree(np.full(3, 8 + depth), bias)
-        logits = pair.engine.step(cache, tails[:, depth], np.arange(3), tree=tree).copy()
+        logits = exported.engine.step(cache, tails[:, depth], np.arange(3), tree=tree).copy()
     for beam, tail in enumerate(tails):
-        alone = pair.torch_logits(source, np.r_[target, tail])[-1]
+        alone = exported.torch_logits(source, np.r_[target, tail])[-1]
         assert relative_error(logits[beam], alone) < 1e-4
     # What is left of the tree when only one branch lives is that text, and plain steps go on from there.
     cache.copy_rows(ancestors[1])
-    after = pair.engine.step(cache, np.array([5]))[0]
-    assert relative_error(after, pair.torch_logits(source, np.r_[target, tails[1], 5])[-1]) < 1e-4
+    after = exported.engine.step(cache, np.array([5]))[0]
+    assert relative_error(after, exported.torch_logits(source, np.r_[target, tails[1], 5])[-1]) < 1e-4
 
 
-def test_a_tree_that_blocks_nothing_would_differ(pair: Pair) -> None:
-    source, target = texts(pair, 11, 8)
-    cache = pair.encode(source)
-    pair.engine.step(cache, target)
+def test_a_tree_that_blocks_nothing_would_differ(exported: Exported) -> None:
+    source, target = texts(exported, 11, 8)
+    cache = exported.encode(source)
+    exported.engine.step(cache, target)
     open_tree = Tree(np.array([8, 8]), np.zeros((2, 10), np.float32))
-    logits = pair.engine.step(cache, np.array([9, 10]), np.arange(2), tree=open_tree)
-    assert relative_error(logits[1], pair.torch_logits(source, np.r_[target, 10])[-1]) > 1e-3
+    logits = exported.engine.step(cache, np.array([9, 10]), np.arange(2), tree=open_tree)
+    assert relative_error(logits[1], exported.torch_logits(source, np.r_[target, 10])[-1]) > 1e-3
 
 
 def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
         if name.startswith("encoder.block.0.layer.1.DenseReluDense"):
             weights[name] = rows_to_nearest(values)
             exact[name] = weights[name].dequantize()
-    integer = Pair(tmp_path / "i.edge", model, weights)
+    integer = Exported(tmp_path / "i.edge", model, weights)
     with torch.no_grad():
         for name, values in exact.items():
             model.get_parameter(name).copy_(torch.from_numpy(values))
@@ -114,11 +114,11 @@ def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> 
     weights = dict(float_matrices(TinyCheckpoint(model)))
     blocks = random_blocks(VOCABULARY, 48, 8, 16, False, like=model.shared.weight.detach().numpy())
     weights["shared.weight"] = blocks
-    pair = Pair(tmp_path / "b.edge", model, weights)
+    exported = Exported(tmp_path / "b.edge", model, weights)
     with torch.no_grad():
         model.shared.weight.copy_(torch.from_numpy(blocks.dequantize()))
-    source, target = texts(pair, 12, 6)
-    assert relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.02
+    source, target = texts(exported, 12, 6)
+    assert relative_error(exported.logits(source, target, [6]), exported.torch_logits(source, target)) < 0.02
 
 
 def test_quantized_matrices_keep_their_biases(tmp_path: Path) -> None:
@@ -131,23 +131,23 @@ def test_quantized_matrices_keep_their_biases(tmp_path: Path) -> None:
             weights[name] = rows_to_nearest(values)
         elif "decoder.layers" in name or "shared" in name:
             weights[name] = random_blocks(*values.shape, 8, 16, False, like=values)
-    pair = Pair(tmp_path / "q.edge", model, weights)
+    exported = Exported(tmp_path / "q.edge", model, weights)
     with torch.no_grad():
         for name, weight in weights.items():
             if not isinstance(weight, FloatTensor):
                 model.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
-    source, target = texts(pair, 12, 6)
-    assert 1e-5 < relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.03
+    source, target = texts(exported, 12, 6)
+    assert 1e-5 < relative_error(exported.logits(source, target, [6]), exported.torch_logits(source, target)) < 0.03
 
 
-def test_a_cache_serves_one_input_after_another(pair: Pair) -> None:
-    first, target = texts(pair, 11, 6)
-    second, _ = texts(pair, 7, 6, seed=3)
-    cache = pair.encode(first)
-    pair.engine.step(cache, target)
-    assert pair.engine.encoder is not None
-    inputs = {text: pair.engine.encoder.encode_text(ids) for text, ids in (("first", first), ("second", second))}
+def test_a_cache_serves_one_input_after_another(exported: Exported) -> None:
+    first, target = texts(exported, 11, 6)
+    second, _ = texts(exported, 7, 6, seed=3)
+    cache = exported.encode(first)
+    exported.engine.step(cache, target)
+    assert exported.engine.encoder is not None
+    inputs = {text: exported.engine.encoder.encode_text(ids) for text, ids in (("first", first), ("second", second))}
     for text, ids, rows in (("second", second, 1), ("first", first, 2), ("second", second, 2), ("first", first, 1)):
         cache.reset(inputs[text])
-        logits = pair.engine.step(cache, target, np.arange(len(target) - rows, len(target)))
-        assert relative_error(logits, pair.torch_logits(ids, target)[-rows:]) < 1e-4
+        logits = exported.engine.step(cache, target, np.arange(len(target) - rows, len(target)))
+        assert relative_error(logits, exported.torch_logits(ids, target)[-rows:]) < 1e-4

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
-from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, pair_of
+from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, encoder_decoder_of
 
 from edge.bundle import Bundle
 from edge.cli.inspect_targets import ESTIMATE, UNKNOWN, show, summary
@@ -56,7 +56,7 @@ def test_products_are_those_of_matrices_and_of_attention(bundle: Bundle, target:
 
 
 def test_an_encoder_s_output_is_read_in_each_step(tmp_path: Path) -> None:
-    made = pair_of("t5", tmp_path)
+    made = encoder_decoder_of("t5", tmp_path)
     target, cross = read_target(made, NAME), made.manifest.cross
     assert target.encoder is not None and target.encoder.cost is not None and cross is not None
     of_encoder, step = target.encoder.cost, target.graphs[0].cost

@@ -20,8 +20,8 @@ from npu_models import (
     bundle_of,
     checkpoint_of,
     divergence,
+    encoder_decoder_of,
     needs_simulator,
-    pair_of,
     plain,
     speaker_of,
     static,
@@ -33,7 +33,7 @@ from whisper_speaker import WINDOW
 
 from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
-from edge.export.targets.base import Wanted, check_wanted
+from edge.export.targets.kind import Wanted, check_wanted
 from edge.golden import noise
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import BLOCKED, Tree
@@ -106,7 +106,7 @@ def test_a_cache_that_is_cut_short_forgets(bundle: Bundle) -> None:
 @pytest.fixture(scope="module", params=[*PAIRS, "whisper"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
-    return speaker_of(folder) if request.param == "whisper" else pair_of(request.param, folder)
+    return speaker_of(folder) if request.param == "whisper" else encoder_decoder_of(request.param, folder)
 
 
 def said(bundle: Bundle, engine: Engine) -> NDArray[np.float32]:

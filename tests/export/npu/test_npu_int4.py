@@ -22,7 +22,7 @@ from npu_models import (
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.export.targets.base import Wanted, check_wanted
+from edge.export.targets.kind import Wanted, check_wanted
 from edge.export.targets.npu.blocks import BLOCK, STEPS, Blocks, in_blocks
 from edge.targets import read_target
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from decoder_configs import VOCABULARY
-from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, needs_simulator, pair_of, static, walk
+from npu_models import CONTEXT, NAME, bundle_of, checkpoint_of, encoder_decoder_of, needs_simulator, static, walk
 
 from edge.bundle import Bundle
 from edge.export.targets import npu as target_writer
@@ -49,7 +49,9 @@ def bundles(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(target_writer, "PART", part)
         folder = tmp_path / str(part)
         folder.mkdir()
-        make = pair_of if request.param == "t5" else lambda name, folder: bundle_of(checkpoint_of(name), folder)
+        make = (
+            encoder_decoder_of if request.param == "t5" else lambda name, folder: bundle_of(checkpoint_of(name), folder)
+        )
         made.append(make(request.param, folder))
     return made[0], made[1]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from edge.errors import ExportError, InputError
 from edge.export.facts.tensors import FloatTensor, Format, QTensor
-from edge.export.quantize import quantize, read_calibration
-from edge.export.quantize.base import Options
+from edge.export.quantize import METHODS, methods_with, quantize, read_calibration
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import round_to_nearest
 
 Q, K, V = (f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv")
@@ -182,3 +184,19 @@ def test_a_calibration_file_must_be_there_and_hold_text(tmp_path: Path) -> None:
     for name, message in (("no.txt", "cannot be read"), ("empty.txt", "is empty"), ("binary.txt", "not UTF-8")):
         with pytest.raises(ExportError, match=message):
             read_calibration(tmp_path / name)
+
+
+def test_the_guide_has_a_row_for_every_method_and_says_what_it_may_lose() -> None:
+    guide = (ROOT / "docs/guide/export.md").read_text(encoding="utf-8")
+    tables = [guide.partition(f"\n| {first} |")[2].partition("\n\n")[0] for first in ("`--weights`", "weights")]
+    stored, lost = ([row.split("|")[1:] for row in table.splitlines()[2:]] for table in tables)
+    assert {name for kinds, *_ in stored for name in re.findall("`(.+?)`", kinds)} == set(METHODS)
+    maximum = {
+        name: float(re.split("[ ,]", most.strip())[0])
+        for kinds, most, _ in lost
+        for name in re.findall("`(.+?)`", kinds)
+    }
+    assert maximum == {name: method.traits["max_kl"] for name, method in METHODS.items()}
+    halves = next(row for row in guide.splitlines() if row.startswith("| `--encoder-weights`"))
+    for part, said in zip(("encoder", "decoder"), halves.split(": ", 1)[1].split("; and ", 1), strict=True):
+        assert set(re.findall("`(.+?)`", said.partition(".")[0])) == set(methods_with(part))

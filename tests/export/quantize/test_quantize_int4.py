@@ -22,15 +22,16 @@ from edge.export.facts.tensors import Format, QTensor, matrices
 from edge.export.graph.weights import pack_bits, pack_blocks
 from edge.export.quantize import gptq_layers, gptq_quick, quantize, sampled
 from edge.export.quantize.allocate import WINDOWS, Unit, bits_of, choose, measure
-from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import WINDOW, calibration_windows
-from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.gptq_layers import Way, _moments, quantize_decoder
+from edge.export.quantize.calibration_cache import CalibrationCache
+from edge.export.quantize.calibration_set import TextSet
+from edge.export.quantize.gptq_layers import SolveOptions, solve_decoder
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
+from edge.export.quantize.scales import Teacher, tune_scales
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.solve import solve as solve_arrays
-from edge.export.quantize.tune import Teacher, tune
 from edge.export.reference.in_numpy import Reference
 from edge.home import cache_dir
 from edge.manifest import Tokens
@@ -177,12 +178,12 @@ def divergence(model: Any, wanted: torch.Tensor, windows: torch.Tensor) -> float
     return float((wanted.exp() * (wanted - got)).sum(-1).mean())
 
 
-def walk(model: Any, windows: torch.Tensor) -> tuple[Decoder, Teacher, dict[str, QTensor]]:
-    decoder = Decoder(model, windows[0])
+def walk(model: Any, windows: torch.Tensor) -> tuple[TextSet, Teacher, dict[str, QTensor]]:
+    decoder = TextSet(model, windows)
     with torch.no_grad():
         head = decoder.head.data.clone()
         wanted = model.model(windows).last_hidden_state * decoder.head_scale
-        weights, finals = quantize_decoder(decoder, windows, Way(Format(4, 32)), lambda *_: None)
+        weights, finals = solve_decoder(decoder, SolveOptions(Format(4, 32)), lambda *_: None, CalibrationCache())
     torch.testing.assert_close(finals, wanted, rtol=1e-3, atol=1e-4)  # of the float model, to the end
     return decoder, Teacher(finals, head), weights
 
@@ -216,7 +217,7 @@ def test_walking_a_decoder_and_tuning_bring_it_closer_to_the_float_model(family:
     walked = divergence(model, wanted, windows)
     assert walked < rounding
 
-    tuned = tune(decoder, dict(weights), windows, teacher, lambda *_: None)
+    tuned = tune_scales(decoder, dict(weights), teacher, lambda *_: None)
     fresh = tiny_model(CONFIGS[family]())
     with torch.no_grad():
         for name, weight in tuned.items():
@@ -229,22 +230,24 @@ def test_values_are_judged_by_what_attention_makes_of_their_errors() -> None:
     model = tiny_model(CONFIGS["llama, untied, biases"]())
     windows = windows_of(model, count=16)
     attention = model.model.layers[0].self_attn
-    decoder = Decoder(model, windows[0])
+    decoder = TextSet(model, windows)
     with torch.no_grad():
         attention.k_proj.weight.mul_(0.1)  # broad attention, which averages over many tokens
-        hidden = [decoder.embed(w) for w in windows]
-        groups, made = _moments(decoder, 0, hidden)
-        moments = {id(weights[0]): moment for weights, moment in groups}
-        assert all(torch.equal(after, decoder.run(0, before)) for before, after in zip(hidden, made, strict=True))
+        decoder.begin()
+        hidden = decoder.hidden
+        moments = {names[0]: moment for names, moment in decoder.groups(0)}
+        after = decoder.hidden
+        assert all(torch.equal(new, decoder.run(0, old)) for old, new in zip(hidden, after, strict=True))
         original = attention.v_proj.weight.detach().clone()
 
         def outputs() -> torch.Tensor:
-            with decoder.watch(0) as seen:
-                return torch.cat([(decoder.run(0, h), seen.inputs["self_attn.o_proj"])[1] for h in hidden])
+            name = "model.layers.0.self_attn.o_proj.weight"
+            with decoder.watch(0) as inputs:
+                return torch.cat([(decoder.run(0, h), inputs.by_weight[name])[1] for h in hidden])
 
         wanted, errors = outputs(), []
-        for judge in (attention.q_proj, attention.v_proj):  # queries are judged by their inputs alone
-            solution = solve(original, moments[id(judge.weight)], 4, 32)
+        for judge in "qv":  # queries are judged by their inputs alone
+            solution = solve(original, moments[f"model.layers.0.self_attn.{judge}_proj.weight"], 4, 32)
             attention.v_proj.weight.copy_(torch.from_numpy(solution.dequantize()))
             errors.append(float((outputs() - wanted).square().sum()))
     assert errors[1] < 0.95 * errors[0]
@@ -397,7 +400,7 @@ def test_the_unit_that_does_most_harm_gets_the_bits() -> None:
     original = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     decoder, teacher, weights = walk(model, windows)
     weights[harmed] = dataclasses.replace(weights[harmed], scales=1.5 * weights[harmed].scales)
-    units = measure(decoder, weights, windows, teacher, FORMATS, original.__getitem__, lambda *_: None)
+    units = measure(decoder, weights, teacher, FORMATS, original.__getitem__, lambda *_: None)
     assert sorted(name for unit in units for name in unit.names) == sorted(weights)
     worst = max(units, key=lambda unit: unit.harms[FORMATS[0]])
     assert worst.names == (harmed,) and worst.harms[FORMATS[2]] < 0.1 * worst.harms[FORMATS[0]]
@@ -423,9 +426,7 @@ def test_the_shares_of_matrices_add_up_to_the_divergence(family: str) -> None:
             model.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
         whole = divergence(model, wanted, windows)
     form = Format(8, 32)
-    units = measure(
-        Decoder(model, windows[0]), weights, windows, teacher, [form], original.__getitem__, lambda *_: None
-    )
+    units = measure(TextSet(model, windows), weights, teacher, [form], original.__getitem__, lambda *_: None)
     assert sum(unit.harms[form] for unit in units) == pytest.approx(whole, rel=0.1)
 
 

@@ -19,7 +19,7 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.tensors import FloatTensor, LazyWeights, matrices
 from edge.export.graph.families import FAMILIES, norms_of
 from edge.export.quantize import quantize
-from edge.export.quantize.base import Options
+from edge.export.quantize.method import Options
 from edge.export.quantize.prefill import prefill_weights
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing

@@ -322,7 +322,7 @@ def test_an_export_measures_the_cache_against_torch(tiny_bundle: Bundle) -> None
 def test_a_cache_that_would_lose_too_much_is_left_out(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finish, "MOST_LOST", -1.0)
+    monkeypatch.setattr(finish, "MAX_LOST", -1.0)
     said: list[str] = []
     bundle = edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="fp32", candidates=False, say=said.append)
     assert not any(graph.role == KV8 for graph in bundle.manifest.graphs)

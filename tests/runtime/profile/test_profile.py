@@ -143,8 +143,8 @@ def test_what_is_measured_is_what_generates(tiny_bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
 def test_encoder_decoders_are_measured_too(kind: str, tmp_path: Path) -> None:
-    pair = translator(tmp_path) if kind == "text" else ear(tmp_path)
-    bundle = pair.bundle
+    engine = translator(tmp_path) if kind == "text" else ear(tmp_path)
+    bundle = engine.bundle
     (bundle.root / "edge.json").write_text(bundle.manifest.to_json())
     said: list[str] = []
     with nothing_else_running():
@@ -162,12 +162,12 @@ def test_encoder_decoders_are_measured_too(kind: str, tmp_path: Path) -> None:
 
 
 def translator(folder: Path) -> Engine:
-    from encoder_decoder_harness import Pair, tiny_model
+    from encoder_decoder_harness import Exported, tiny_model
     from graph_harness import TinyCheckpoint, float_matrices
     from transformers import T5Config
 
     model = tiny_model(T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4))
-    return Pair(folder / "t5.edge", model, float_matrices(TinyCheckpoint(model)), 96).engine
+    return Exported(folder / "t5.edge", model, float_matrices(TinyCheckpoint(model)), 96).engine
 
 
 def ear(folder: Path) -> Engine:

@@ -14,12 +14,12 @@ import onnxruntime as ort
 import pytest
 from decoder_configs import VOCABULARY
 from fake_cuda import FakeCuda
-from npu_models import CONTEXT, bundle_of, checkpoint_of, pair_of, walk
+from npu_models import CONTEXT, bundle_of, checkpoint_of, encoder_decoder_of, walk
 from numpy.typing import DTypeLike
 
 from edge.bundle import Bundle
 from edge.errors import DeviceError, InputError
-from edge.export.targets.base import Wanted
+from edge.export.targets.kind import Wanted
 from edge.runtime.choose import choose
 from edge.runtime.decode.sampling import Categorical, SamplingOptions, make_sampler
 from edge.runtime.engine.candidates import Candidates
@@ -189,8 +189,8 @@ def test_the_least_recently_replayed_step_goes_first() -> None:
 
 def test_texts_of_an_encoder_leave_nothing_behind(tmp_path: Path, gpu: FakeCuda) -> None:
     """Each text's keys and values are in other memory, and of their steps no more is kept than of recorded ones."""
-    pair = pair_of("t5", tmp_path, Wanted(CUDA))
-    engine, seats = Engine(pair, Variant(target=CUDA), gpu), set()
+    bundle = encoder_decoder_of("t5", tmp_path, Wanted(CUDA))
+    engine, seats = Engine(bundle, Variant(target=CUDA), gpu), set()
     assert engine.encoder is not None
     for length in range(3, 40):
         cache = engine.new_cache(CONTEXT, engine.encoder.encode_text(TOKENS[:length]))

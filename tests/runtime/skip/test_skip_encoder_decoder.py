@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from encoder_decoder_harness import Pair, tiny_model
+from encoder_decoder_harness import Exported, tiny_model
 from fake_drafters import AllOfIt, Guesser
 from graph_harness import TinyCheckpoint, float_matrices
 from skip_models import in_units
@@ -60,12 +60,12 @@ CONFIGS = {"t5": T5, "umt5": UMT5, "bart": BartConfig(**SHAPE), "m2m100": M2M100
 SOURCE = np.arange(5, 20)
 
 
-def pair(folder: Path, config: PreTrainedConfig) -> Pair:
+def exported(folder: Path, config: PreTrainedConfig) -> Exported:
     model = tiny_model(config)
-    return Pair(folder / "whole", model, float_matrices(TinyCheckpoint(model)))
+    return Exported(folder / "whole", model, float_matrices(TinyCheckpoint(model)))
 
 
-def segmented(made: Pair, unit: int | str) -> Engine:
+def segmented(made: Exported, unit: int | str) -> Engine:
     bundle = in_units(made.engine.bundle, unit)
     return Engine(bundle, Variant(policy=AllLayers(bundle)))
 
@@ -84,7 +84,7 @@ def siblings(length: int) -> Tree:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_segments_are_the_whole_decoder_bit_for_bit(tmp_path: Path, name: str) -> None:
-    made = pair(tmp_path, CONFIGS[name])
+    made = exported(tmp_path, CONFIGS[name])
     for unit in (1, 2, "ffn"):
         engine = segmented(made, unit)
         a, b = made.encode(SOURCE), read(engine)
@@ -101,7 +101,7 @@ def test_all_segments_are_the_whole_decoder_bit_for_bit(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_layer_that_no_token_runs_through_might_not_be_there(tmp_path: Path, name: str) -> None:
-    made = pair(tmp_path, CONFIGS[name])
+    made = exported(tmp_path, CONFIGS[name])
     engine = segmented(made, 1)
     shorter = copy.deepcopy(made.model)
     del (shorter.decoder.block if name.endswith("t5") else shorter.model.decoder.layers)[2]
@@ -116,7 +116,7 @@ def test_a_layer_that_no_token_runs_through_might_not_be_there(tmp_path: Path, n
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Path, name: str) -> None:
-    engine = segmented(pair(tmp_path, CONFIGS[name]), 1)
+    engine = segmented(exported(tmp_path, CONFIGS[name]), 1)
     route = engine.routes.leaving_out([1])
     given = np.array([0, 7, 9, 11])
 
@@ -144,7 +144,7 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
 @pytest.mark.parametrize("name", CONFIGS)
 def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: str) -> None:
     """By the decoder's prompt, which has read the encoder's text: what they say hangs on both."""
-    made = pair(tmp_path, CONFIGS[name])
+    made = exported(tmp_path, CONFIGS[name])
     bundle, prompt, said = made.engine.bundle, np.array([2, 30, 31]), list[np.ndarray]()
     units = [1, 2]
     routers = np.random.default_rng(1).standard_normal((len(units), bundle.manifest.dims.hidden_size + 1))
@@ -172,7 +172,7 @@ def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: st
 
 
 def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Path) -> None:
-    made = pair(tmp_path, T5)
+    made = exported(tmp_path, T5)
     parts = in_units(made.engine.bundle, "ffn")
     engine = Engine(parts, Variant(policy=FeedForward(parts, 1)))
     given, found = np.arange(30, 42), []
@@ -193,7 +193,7 @@ def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Pa
 @pytest.mark.parametrize("start", [1, 12])
 def test_an_answers_drafted_tokens_run_through_its_own_layers(tmp_path: Path, start: int) -> None:
     """Those of the first step too, which holds a prompt of one token."""
-    made = pair(tmp_path, T5)
+    made = exported(tmp_path, T5)
     parts = in_units(made.engine.bundle, "ffn")
     engine = Engine(parts, Variant(policy=FeedForward(parts, 1)))
     rows = list[np.ndarray]()
@@ -221,7 +221,7 @@ def test_an_answers_drafted_tokens_run_through_its_own_layers(tmp_path: Path, st
 
 
 def test_beams_search_under_a_route_as_over_the_whole_decoder(tmp_path: Path) -> None:
-    made = pair(tmp_path, T5)
+    made = exported(tmp_path, T5)
     engine = segmented(made, 1)
     options, found = BeamOptions(beams=3, max_tokens=8), []
     for own in (made.engine, engine):
@@ -233,7 +233,7 @@ def test_beams_search_under_a_route_as_over_the_whole_decoder(tmp_path: Path) ->
 
 def test_layers_fall_by_the_place_in_the_text_not_by_the_rows_of_beams(tmp_path: Path) -> None:
     """Rows of dead beams are given up now and then; no layer comes back by that, which would miss rows."""
-    made = pair(tmp_path, T5)
+    made = exported(tmp_path, T5)
     parts = in_units(made.engine.bundle, 1)
     engine, routes, lengths = Engine(parts, Variant(policy=SkipDecode(parts, 2, 4))), list[int](), list[int]()
     route = engine.routes.policy.route

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from edge.export.facts.tensors import FLOATS, Format
-from edge.export.quantize.base import Options
 from edge.export.quantize.gptq_efforts import EFFORTS, budget_of, format_of
+from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import INT8_BLOCK
 from edge.export.request.choices import OTHER_FILES, Named, choose_weights, draft_tokens
 from edge.export.request.expected import Asked, expected
@@ -15,13 +15,13 @@ from edge.export.request.export_request import QUICK, ExportRequest
 from edge.export.request.timeline import Stages, in_words
 
 EIGHT = Format(8, INT8_BLOCK, symmetric=True)
-REUSED = {"Q8_0": Format(8, 32, symmetric=True)}  # types of GGUF files whose integers int8 has, too, and those of keep
-KEPT = REUSED | {"Q4_0": Format(4, 32, symmetric=True)}
+OF_INT8 = {"Q8_0": Format(8, 32, symmetric=True)}  # types of GGUF files whose integers int8 has, too, and those of keep
+OF_KEEP = OF_INT8 | {"Q4_0": Format(4, 32, symmetric=True)}
 WORTH_S, WORTH = 20, 0.5  # quick is named where it saves so many seconds, and this part of them
 ALIKE = 0.05  # sizes that differ by less are called the same
 
 
-def foretell(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
+def forecast(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
     """Return a sentence about the time of the export, and its stages; None if no such export was measured."""
     asked, quick = _asked(request, model), _asked(replace(request, effort=QUICK), model)
     if (stages := expected(model, asked)) is None:
@@ -78,4 +78,4 @@ def _bits(asked: Asked, shape: tuple[int, ...], kind: str) -> float:
         return format_of(options).size(*shape) if bits is None else bits * count
     if asked.weights == "keep" and kind in FLOATS:
         return count * (32 if kind == "F32" else 16)
-    return (KEPT if asked.weights == "keep" else REUSED).get(kind, EIGHT).size(*shape)
+    return (OF_KEEP if asked.weights == "keep" else OF_INT8).get(kind, EIGHT).size(*shape)

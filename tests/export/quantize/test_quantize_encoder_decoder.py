@@ -15,13 +15,14 @@ from transformers import BartConfig, M2M100Config, T5Config, T5GemmaConfig, T5Ge
 from transformers.modeling_outputs import BaseModelOutput
 from whisper_files import tiny_whisper
 
-from edge.export.quantize import gptq_pairs
-from edge.export.quantize.allocate import bits_of
-from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits
+from edge.export.facts.tensors import Format, QTensor
+from edge.export.quantize import gptq_layers
+from edge.export.quantize.allocate import bits_of, log_probabilities, most_sensitive_in_8_bits
+from edge.export.quantize.calibration import TextInputs
+from edge.export.quantize.calibration_cache import CalibrationCache
+from edge.export.quantize.calibration_set import AnswerSet, Example
 from edge.export.quantize.encoder_decoder import of_layers
-from edge.export.quantize.gptq_pairs import solve_layers
-from edge.export.quantize.kept import Kept
-from edge.export.quantize.pairs import Pair, PairDecoder
+from edge.export.quantize.gptq_layers import SolveOptions, solve_layers
 from edge.export.quantize.rtn import round_to_nearest
 
 VOCABULARY, BLOCK = 60, 16
@@ -55,13 +56,13 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def pairs_of(model: Any, seed: int, count: int = 12) -> list[Pair]:
+def examples_of(model: Any, seed: int, count: int = 12) -> list[Example]:
     """Random inputs and random answers to them."""
     generator = torch.Generator().manual_seed(seed)
     width = model.get_decoder().config.hidden_size
     encoded = torch.randn(count, 9, width, generator=generator)
     answers = torch.randint(3, VOCABULARY, (count, 1, 20), generator=generator)
-    return [Pair(BaseModelOutput(e[None]), a) for e, a in zip(encoded, answers, strict=True)]
+    return [Example(BaseModelOutput(e[None]), a) for e, a in zip(encoded, answers, strict=True)]
 
 
 def checkpoint_of(model: Any) -> Any:
@@ -71,12 +72,16 @@ def checkpoint_of(model: Any) -> Any:
 
 
 @torch.no_grad()
-def error(model: Any, pairs: list[Pair], wanted: list[torch.Tensor]) -> float:
-    return sum(float((pair.run(model) - logits).square().mean()) for pair, logits in zip(pairs, wanted, strict=True))
+def error(model: Any, examples: list[Example], wanted: list[torch.Tensor]) -> float:
+    return sum(float((each.run(model) - logits).square().mean()) for each, logits in zip(examples, wanted, strict=True))
 
 
 def silent(*told: Any) -> None:
     pass
+
+
+def solved(answers: AnswerSet) -> dict[str, QTensor]:
+    return solve_layers(answers, SolveOptions(Format(4, BLOCK)), silent, CalibrationCache())
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -84,9 +89,10 @@ def silent(*told: Any) -> None:
 def test_every_matrix_of_the_layers_is_solved_and_answers_better_than_rounded(family: str) -> None:
     model, rounded = MODELS[family](), MODELS[family]()
     checkpoint = checkpoint_of(model)
-    pairs, other = pairs_of(model, 0, count=24), pairs_of(model, 1)
-    wanted = [pair.run(model) for pair in other]
-    found, groups = solve_layers(model, pairs, of_layers(checkpoint), BLOCK, silent, Kept())
+    answers, other = AnswerSet(model, examples_of(model, 0, count=24), of_layers(checkpoint)), examples_of(model, 1)
+    wanted = [example.run(model) for example in other]
+    found = solved(answers)
+    groups = [group for layer in range(len(answers.layers)) for group in answers.readers(layer)]
     linears = {name for name, m in model.get_decoder().named_modules() if isinstance(m, torch.nn.Linear)}
     own = {name for name in linears if not re.search(r"(encoder_attn|EncDecAttention|cross_attn)\.[kv]", name)}
     assert {name.partition("decoder.")[2] for name in found} == {f"{name}.weight" for name in own}
@@ -105,37 +111,27 @@ def test_every_matrix_of_the_layers_is_solved_and_answers_better_than_rounded(fa
 @torch.no_grad()
 def test_layers_that_are_run_one_by_one_say_what_the_whole_model_says(family: str) -> None:
     model = MODELS[family]()
-    pairs = pairs_of(model, 0, count=3)
-    decoder = PairDecoder(model, pairs)
-    for layer in range(len(decoder.layers)):
-        decoder.advance(layer)
-    for pair, hidden in zip(pairs, decoder.hidden, strict=True):
+    answers = AnswerSet(model, examples_of(model, 0, count=3), of_layers(checkpoint_of(model)))
+    answers.begin()
+    for layer in range(len(answers.layers)):
+        answers.advance(layer, {})
+    for example, hidden in zip(answers.examples, answers.hidden, strict=True):
         whole: list[Any] = []
-        handle = decoder.layers[-1].register_forward_hook(lambda *call, whole=whole: whole.append(call[-1]))
-        pair.run(model)
+        handle = answers.layers[-1].register_forward_hook(lambda *call, whole=whole: whole.append(call[-1]))
+        example.run(model)
         handle.remove()
         torch.testing.assert_close(hidden, whole[0] if isinstance(whole[0], torch.Tensor) else whole[0][0])
 
 
-class Given:
-    """Material that is there already."""
-
-    key = "given"
-
-    def __init__(self, model: Any) -> None:
-        self.made = pairs_of(model, 0)
-
-    def pairs(self, model: Any, report: Any, kept: Kept) -> list[Pair]:
-        return self.made
-
-
 def test_an_interrupted_calibration_goes_on_and_ends_as_one_that_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS["t5"]()
-    checkpoint, material = checkpoint_of(model), Given(model)
-    calibrate = partial(gptq_pairs.quantize_layers, checkpoint, material, BLOCK)
+    examples = examples_of(model, 0)
+    monkeypatch.setattr(gptq_layers, "answer", lambda *_: examples)
+    given = TextInputs([], 0, [])
+    calibrate = partial(gptq_layers.quantize_encoder_decoder, checkpoint_of(model), given, BLOCK)
     whole = calibrate(silent)
     solved: list[int] = []
-    solve = gptq_pairs.solve
+    solve = gptq_layers.solve
 
     def counted(*args: Any, **others: Any) -> Any:
         solved.append(1)
@@ -145,7 +141,7 @@ def test_an_interrupted_calibration_goes_on_and_ends_as_one_that_was_not(monkeyp
         if (done, text) == (1, "quantizing to 4 bits"):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(gptq_pairs, "solve", counted)
+    monkeypatch.setattr(gptq_layers, "solve", counted)
     with pytest.raises(KeyboardInterrupt):
         calibrate(interrupted)
     first = len(solved)
@@ -158,21 +154,23 @@ def test_an_interrupted_calibration_goes_on_and_ends_as_one_that_was_not(monkeyp
 @torch.no_grad()
 def test_groups_in_8_bits_stay_whole_and_within_the_budget_and_bring_the_answers_closer() -> None:
     model, checkpoint = MODELS["bart"](), checkpoint_of(MODELS["bart"]())
-    pairs = pairs_of(model, 0)
-    wanted = answers(model, pairs)
-    weights, groups = solve_layers(model, pairs, of_layers(checkpoint), BLOCK, silent, Kept())
-    plain = divergence(model, pairs, wanted)
+    answers = AnswerSet(model, examples_of(model, 0), of_layers(checkpoint))
+    examples = list(answers.examples)
+    wanted = log_probabilities(model, examples)
+    weights = solved(answers)
+    groups = [group for layer in range(len(answers.layers)) for group in answers.readers(layer)]
+    plain = divergence(model, examples, wanted)
     budget = bits_of(weights) + 0.8
-    found = most_sensitive_in_8_bits(model, pairs, wanted, weights, groups, budget, checkpoint.read, silent)
+    found = most_sensitive_in_8_bits(answers, examples, wanted, weights, budget, checkpoint.read, silent)
     assert bits_of(weights) < bits_of(found) <= budget and found.keys() == weights.keys()
     assert all(len({found[name].bits for name in group}) == 1 for group in groups)
-    assert divergence(model, pairs, wanted) == pytest.approx(plain), "measuring leaves the model as it was"
+    assert divergence(model, examples, wanted) == pytest.approx(plain), "measuring leaves the model as it was"
     parameters = dict(model.named_parameters())
     for name, weight in found.items():
         parameters[name].copy_(torch.from_numpy(weight.dequantize()))
-    assert divergence(model, pairs, wanted) < 0.9 * plain
+    assert divergence(model, examples, wanted) < 0.9 * plain
 
 
-def divergence(model: Any, pairs: list[Pair], wanted: list[torch.Tensor]) -> float:
-    found = answers(model, pairs)
+def divergence(model: Any, examples: list[Example], wanted: list[torch.Tensor]) -> float:
+    found = log_probabilities(model, examples)
     return sum(float((p.exp() * (p - q)).sum()) for p, q in zip(wanted, found, strict=True))

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from edge.export.facts.tensors import QTensor
 from edge.export.quantize.bfloat16 import fast_dtype
-from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.calibration_set import TextSet
 from edge.export.quantize.solve import to_float16
 from edge.runtime.memory.process import release_freed
 
@@ -38,10 +38,9 @@ class Teacher:
     head: torch.Tensor
 
 
-def tune(
-    decoder: Decoder,
+def tune_scales(
+    decoder: TextSet,
     weights: dict[str, QTensor],
-    windows: torch.Tensor,
     teacher: Teacher,
     report: Callable[[int, int, str], None],
     passes: int = 1,
@@ -50,7 +49,7 @@ def tune(
 
     passes: over the windows.
     """
-    dtype = fast_dtype()
+    dtype, windows = fast_dtype(), decoder.windows
     linears: dict[str, _Scaled] = {}
     for name in [n for n, m in decoder.model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]:
         parent, _, leaf = name.rpartition(".")

@@ -37,7 +37,7 @@ CHECKSUM = "checksum"  # the entry that tells of damage
 FORMATS = "formats"  # the entry of a file's metadata that has bits, block size and method of each weight
 
 
-class Kept:
+class CalibrationCache:
     """Arrays and quantized weights by name, in a folder; without one, each is made and stays in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -144,7 +144,7 @@ def _taken_apart(weights: Mapping[str, QTensor]) -> tuple[dict[str, NDArray[Any]
 
 
 @contextmanager
-def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[Kept]:
+def open_cache(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[CalibrationCache]:
     """Keep work of calibrating the checkpoint with these options, until that is done. Where another process makes the
     same, or the cache folder cannot be written, nothing is kept afterwards."""
     exports = cache_dir() / "exports"
@@ -159,11 +159,11 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
             with contextlib.suppress(OSError):
                 folder = Path(stack.enter_context(TemporaryDirectory(dir=shared, ignore_cleanup_errors=True)))
                 free = True
-            yield Kept(folder if free else None)
+            yield CalibrationCache(folder if free else None)
             return
         mark_used(folder)
         drop_oldest(exports, EXPORTS, made=folder)
-        yield Kept(folder)
+        yield CalibrationCache(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from edge.export.facts.tensors import Weight
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.reference.in_numpy import Watch
+    from edge.export.reference.in_numpy import Observer
 
 # Stages that a method can do without, as they are called where they are left out.
 OWN_TEXT = "text of the model's own to calibrate on"
@@ -31,7 +31,7 @@ class Options:
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
     left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.request.memory`
-    measured: Watch | None = None  # what the method would measure in a run of the reference, where that was done
+    measured: Observer | None = None  # what the method would measure in a run of the reference, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:
@@ -41,10 +41,11 @@ class Options:
 class Method(Protocol):
     """One way from a checkpoint to weights: the function `quantize` of a file next to this one, which `METHODS` finds.
 
-    Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
-    where it has them, `min_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks; for the
-    memory model `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
-    The file may have a function `watch`, too, for what it measures in a run of the reference: see `quantize.watch`.
+    Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near, and
+    `min_top1`, the share of equal likeliest tokens; `blocks`, `symmetric` and `budget`, whether the options of these
+    names apply; `encoder` and `decoder`, whether that part of an encoder-decoder can have it; for the memory model
+    `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
+    The file may have a function `observer`, too: see `quantize.observer`.
     """
 
     def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

@@ -14,7 +14,7 @@ from decoder_configs import checkpoint_of
 from safetensors import SafetensorError
 
 from edge.export.facts.tensors import QTensor
-from edge.export.quantize.kept import EXPORTS, Kept, keeping
+from edge.export.quantize.calibration_cache import EXPORTS, CalibrationCache, open_cache
 from edge.export.quantize.rtn import round_to_nearest
 from edge.home import cache_dir
 from edge.runtime.memory.process import private_bytes
@@ -29,8 +29,8 @@ def checkpoint(path: Path | None = None, **changes: Any) -> Any:
 def left(options: dict[str, object], **changes: Any) -> Path:
     """The folder that an interrupted export leaves."""
     before = set((cache_dir() / "exports").glob("*"))
-    with pytest.raises(KeyboardInterrupt), keeping(checkpoint(**changes), options) as kept:
-        kept.tensor("text", lambda: torch.arange(3))
+    with pytest.raises(KeyboardInterrupt), open_cache(checkpoint(**changes), options) as cache:
+        cache.tensor("text", lambda: torch.arange(3))
         raise KeyboardInterrupt
     (folder,) = set((cache_dir() / "exports").glob("*")) - before
     return folder
@@ -38,8 +38,8 @@ def left(options: dict[str, object], **changes: Any) -> Path:
 
 def test_what_is_kept_is_made_once_and_comes_back_as_it_was(tmp_path: Path) -> None:
     weight = round_to_nearest(np.random.default_rng(0).standard_normal((6, 40)).astype("f4"), 4, 16, symmetric=False)
-    first = Kept(tmp_path).weights("layer.0", lambda: {"a.weight": weight, "b.weight": weight})
-    again = Kept(tmp_path).weights("layer.0", lambda: pytest.fail("it was made again"))
+    first = CalibrationCache(tmp_path).weights("layer.0", lambda: {"a.weight": weight, "b.weight": weight})
+    again = CalibrationCache(tmp_path).weights("layer.0", lambda: pytest.fail("it was made again"))
     for found in (first, again):
         assert list(found) == ["a.weight", "b.weight"]
         assert (found["a.weight"].bits, found["a.weight"].block_size, found["b.weight"].method) == (4, 16, "rtn")
@@ -52,15 +52,15 @@ def test_a_full_disk_stops_the_keeping_and_not_the_export(tmp_path: Path, monkey
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(safetensors.numpy, "save_file", full)
-    assert Kept(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+    assert CalibrationCache(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_kept_is_mapped_and_takes_no_private_memory(tmp_path: Path) -> None:
     q = np.ones((2**12, 2**14), np.uint8)  # 64 MiB
     weight = QTensor(4, 64, q, np.ones((2**12, 2**8), np.float32), None, "gptq")
-    kept, before = Kept(tmp_path), private_bytes()
-    made = kept.weights("layer.0", lambda: {"a.weight": weight})
+    cache, before = CalibrationCache(tmp_path), private_bytes()
+    made = cache.weights("layer.0", lambda: {"a.weight": weight})
     assert made["a.weight"].q is not q and int(made["a.weight"].q.sum()) == q.size
     if before:  # the system tells
         assert private_bytes() - before < q.nbytes / 4
@@ -69,8 +69,8 @@ def test_what_is_kept_is_mapped_and_takes_no_private_memory(tmp_path: Path) -> N
 def test_another_model_or_other_options_have_a_folder_of_their_own() -> None:
     folders = {left({"effort": "normal"}), left({"effort": "best"}), left({"effort": "normal"}, vocab_size=332)}
     assert len(folders) == EXPORTS
-    with keeping(checkpoint(), {"effort": "best"}) as kept:
-        assert "text" in kept
+    with open_cache(checkpoint(), {"effort": "best"}) as cache:
+        assert "text" in cache
 
 
 @pytest.mark.parametrize("what", ["matrix", "configuration", "code"])
@@ -87,10 +87,10 @@ def test_a_model_of_the_same_shape_has_a_folder_of_its_own(what: str, monkeypatc
         if what == "code":
             read_bytes = Path.read_bytes
             patched.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"# changed")
-        with keeping(other, {}) as kept:
-            assert "text" not in kept
-    with keeping(checkpoint(), {}) as kept:
-        assert "text" in kept
+        with open_cache(other, {}) as cache:
+            assert "text" not in cache
+    with open_cache(checkpoint(), {}) as cache:
+        assert "text" in cache
 
 
 def test_a_file_that_differs_where_nobody_looks_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -102,28 +102,28 @@ def test_a_file_that_differs_where_nobody_looks_has_a_folder_of_its_own(tmp_path
     os.utime(paths[1], ns=(paths[0].stat().st_atime_ns, paths[0].stat().st_mtime_ns))
     left({}, path=paths[1])
     for path in paths:
-        with keeping(checkpoint(path=path), {}) as kept:
-            assert ("text" in kept) == (path == paths[1])
+        with open_cache(checkpoint(path=path), {}) as cache:
+            assert ("text" in cache) == (path == paths[1])
 
 
 def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
-    Kept(tmp_path).tensor("text", lambda: torch.arange(300))
+    CalibrationCache(tmp_path).tensor("text", lambda: torch.arange(300))
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-100])
-    assert Kept(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+    assert CalibrationCache(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_file_that_was_damaged_anywhere_is_made_again(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     weight = round_to_nearest(rng.standard_normal((6, 40)).astype("f4"), 4, 16, symmetric=False)
-    Kept(tmp_path).weights("layer.0", lambda: {"a.weight": weight})
+    CalibrationCache(tmp_path).weights("layer.0", lambda: {"a.weight": weight})
     (file,) = tmp_path.iterdir()
     content = bytearray(file.read_bytes())
     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
     file.write_bytes(content)
     made: list[int] = []
-    again = Kept(tmp_path).weights("layer.0", lambda: made.append(1) or {"a.weight": weight})
+    again = CalibrationCache(tmp_path).weights("layer.0", lambda: made.append(1) or {"a.weight": weight})
     assert np.array_equal(again["a.weight"].dequantize(), weight.dequantize()) and list(again) == ["a.weight"]
 
 
@@ -134,8 +134,8 @@ def test_the_oldest_of_many_interrupted_exports_goes() -> None:
 
 
 def test_a_second_export_at_a_time_keeps_nothing_for_a_third() -> None:
-    with keeping(checkpoint(), {}) as first:
-        with keeping(checkpoint(), {}) as second:
+    with open_cache(checkpoint(), {}) as first:
+        with open_cache(checkpoint(), {}) as second:
             assert second.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
             assert "text" not in first
         assert len(list((cache_dir() / "exports").iterdir())) == 1
@@ -144,5 +144,5 @@ def test_a_second_export_at_a_time_keeps_nothing_for_a_third() -> None:
 def test_a_cache_that_cannot_be_written_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
-    with keeping(checkpoint(), {}) as kept:
-        assert kept.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+    with open_cache(checkpoint(), {}) as cache:
+        assert cache.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]

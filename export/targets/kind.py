@@ -9,14 +9,14 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
-from edge.export.check import of_decoder as check
+from edge.export.check.quality import figures
 from edge.export.targets import KINDS
 from edge.golden import Golden
 from edge.runtime.check.golden import record_form
@@ -29,7 +29,7 @@ from edge.targets import TARGETS, DeviceTarget, Target, path_of
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
-    from edge.export.quantize.base import Options
+    from edge.export.quantize.method import Options
     from edge.manifest import Manifest
 
 MAX_KL, MIN_TOP1 = 0.5, 0.5  # what no sound target comes near
@@ -48,9 +48,12 @@ class Wanted:
     activations: str | None = None
 
 
-Material = NDArray[np.int64] | Sequence[tuple[NDArray[Any], NDArray[np.int64]]]
-"""What activations are measured on: windows [W, S] of the calibration text, or an encoder-decoder's inputs and what it
-makes of them."""
+class Sample(NamedTuple):
+    """Tokens [S] that a decoder reads while activations are measured, and the input of its encoder, if it has one: a
+    text's tokens [T], or a sound's features."""
+
+    source: NDArray[Any] | None
+    tokens: NDArray[np.int64]
 
 
 class Kind(Protocol):
@@ -65,7 +68,7 @@ class Kind(Protocol):
         checkpoint: Checkpoint,
         writer: BundleWriter,
         manifest: Manifest,
-        material: Callable[[], Material],
+        samples: Callable[[], Sequence[Sample]],
         options: Options,
     ) -> None:
         """Write graphs, weights and `target.json`, in a form that the CPU's provider runs."""
@@ -115,7 +118,7 @@ def check_target(
                 f"divergence {found.kl_mean:.3g}, top-1 agreement {found.top1:.1%}), so nothing was written; export it "
                 "without --target, and report it."
             )
-        quality = check.quality(found)
+        quality = figures(found)
     longest = max(max(len(case.prompt_ids) + len(case.greedy_ids), len(case.source_ids)) for case in golden.cases)
     if longest <= engine.context:
         form = record_form(engine, golden, name)

@@ -19,7 +19,7 @@ from edge.export.facts.tensors import Format, QTensor
 
 Parts = Mapping[str, Stored]
 BLOCKS = {4: 128, 8: 64}  # the largest block of so many bits: activations are rounded in blocks as long
-LEAST_BLOCK = 16
+MIN_BLOCK = 16
 WORD = 32  # bits of the integers that others are packed into
 
 
@@ -150,7 +150,7 @@ class Integers(ABC):
         bits = 4 if self.bits <= 4 else 8
         whole = self.group == self.shape[1]  # its only group may end within a block
         block = BLOCKS[bits] if whole else math.gcd(self.group, BLOCKS[bits])
-        return Format(bits, block) if self._index is None and block >= LEAST_BLOCK else None
+        return Format(bits, block) if self._index is None and block >= MIN_BLOCK else None
 
     def read(self, rows: slice | None = None) -> NDArray[np.float32]:
         q, scales, zeros = self._sound(rows)

@@ -17,8 +17,17 @@ from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.errors import EdgeError, ExportError
 from edge.export.quantize import voice
-from edge.export.quantize.calibration_pairs import LINES, TRANSCRIPT, WINDOWS, Lines, Sounds, lines, sounds
-from edge.export.quantize.kept import Kept
+from edge.export.quantize.answers import answer
+from edge.export.quantize.calibration import (
+    MAX_LINES,
+    MAX_RECORDING,
+    MAX_TRANSCRIPT,
+    SpeechInputs,
+    TextInputs,
+    speech_inputs,
+    text_inputs,
+)
+from edge.export.quantize.calibration_cache import CalibrationCache
 from edge.manifest import Speech, TextFormat, Tokens
 
 END = IDS["<|endoftext|>"]
@@ -58,51 +67,53 @@ def test_answers_that_are_written_together_are_those_of_transformers() -> None:
     inputs = [torch.randint(2, 30, (3 + i % 5,), generator=generator).tolist() for i in range(40)]
     free = model.generate(torch.tensor([inputs[0]]), max_new_tokens=6, do_sample=False, decoder_start_token_id=0)
     end = int(free[0, 5])  # a token that it says
-    pairs = Lines([(ids, (0,)) for ids in inputs], most=12, eos=[end]).pairs(model, silent, Kept())
+    given_texts = TextInputs([(ids, (0,)) for ids in inputs], max_tokens=12, eos=[end])
     lengths = set()
-    for ids, pair in zip(inputs, pairs, strict=True):
+    for ids, example in zip(inputs, answer(given_texts, model, silent, CalibrationCache()), strict=True):
         given = torch.tensor([ids])
         wanted = model.generate(given, max_new_tokens=12, do_sample=False, decoder_start_token_id=0, eos_token_id=end)
-        answer = wanted[0][wanted[0] != end]
-        assert pair.answer.tolist() == [answer.tolist()]
-        torch.testing.assert_close(pair.encoded.last_hidden_state, model.get_encoder()(given).last_hidden_state)
-        lengths.add(len(answer))
+        row = wanted[0][wanted[0] != end]
+        assert example.answer.tolist() == [row.tolist()]
+        torch.testing.assert_close(example.encoded.last_hidden_state, model.get_encoder()(given).last_hidden_state)
+        lengths.add(len(row))
     assert len(lengths) > 1
 
 
 def test_answers_that_were_written_before_are_not_written_again(tmp_path: Path) -> None:
     model = tiny_model(T5Config(vocab_size=30, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4))
-    material = Lines([([5, 6, 7], (0,)), ([5, 9], (0,))], most=6, eos=[1])
+    inputs = TextInputs([([5, 6, 7], (0,)), ([5, 9], (0,))], max_tokens=6, eos=[1])
     with torch.no_grad():
-        first = material.pairs(model, silent, Kept(tmp_path))
-        again = material.pairs(model, lambda *told: pytest.fail("they are written again"), Kept(tmp_path))
-    assert [pair.answer.tolist() for pair in first] == [pair.answer.tolist() for pair in again]
+        first = answer(inputs, model, silent, CalibrationCache(tmp_path))
+        again = answer(inputs, model, lambda *told: pytest.fail("they are written again"), CalibrationCache(tmp_path))
+    assert [example.answer.tolist() for example in first] == [example.answer.tolist() for example in again]
 
 
 def test_each_line_is_an_input_framed_as_the_model_wants_it(tokenizer: str) -> None:
     checkpoint = text_checkpoint(tokenizer, max_position_embeddings=12)
     text = "\n\n".join(SENTENCES * 8)
-    plain = lines(checkpoint, TextFormat([], [1], [0]), 64, text)
+    plain = text_inputs(checkpoint, TextFormat([], [1], [0]), 64, text)
     assert len(plain.inputs) == 8 * len(SENTENCES)
     assert all(start == (0,) and ids[-1] == 1 and len(ids) <= 12 for ids, start in plain.inputs)
-    assert plain.key != lines(checkpoint, TextFormat([], [1], [0]), 64, text[:-40]).key
+    assert plain.key != text_inputs(checkpoint, TextFormat([], [1], [0]), 64, text[:-40]).key
     languages = {"de": 80, "en": 81, "fr": 82}
     many = TextFormat([], [1], [0], languages, source_at="prefix", target_at_start=True, source="en")
-    inputs = lines(checkpoint, many, 64, text).inputs
+    inputs = text_inputs(checkpoint, many, 64, text).inputs
     assert {start for _, start in inputs} == {(0, 80), (0, 81), (0, 82)}
     assert all(ids[0] == 81 and len(ids) <= 12 for ids, _ in inputs)
-    in_source = lines(checkpoint, TextFormat([], [1], [0], languages, target_in_source=True, target="fr"), 64, text)
+    in_source = text_inputs(
+        checkpoint, TextFormat([], [1], [0], languages, target_in_source=True, target="fr"), 64, text
+    )
     assert all(ids[0] == 82 and start == (0,) for ids, start in in_source.inputs)
 
 
 def test_the_built_in_lines_are_prose_and_not_too_many(tokenizer: str) -> None:
-    found = lines(text_checkpoint(tokenizer), TextFormat([], [1], [0]), 512, None)
-    assert LINES / 2 < len(found.inputs) <= LINES
+    found = text_inputs(text_checkpoint(tokenizer), TextFormat([], [1], [0]), 512, None)
+    assert MAX_LINES / 2 < len(found.inputs) <= MAX_LINES
 
 
 def test_a_text_that_is_too_short_is_refused(tokenizer: str) -> None:
     with pytest.raises(ExportError, match="The calibration text holds .. tokens, fewer than the 128"):
-        lines(text_checkpoint(tokenizer), TextFormat([], [1], [0]), 64, "A man rides a bicycle.")
+        text_inputs(text_checkpoint(tokenizer), TextFormat([], [1], [0]), 64, "A man rides a bicycle.")
 
 
 def speech_checkpoint() -> Any:
@@ -113,31 +124,35 @@ def speech_checkpoint() -> Any:
 
 def test_a_recording_is_heard_window_by_window_and_not_forever(tmp_path: Path) -> None:
     path = write_wave(tmp_path / "a.wav", tone(2.5))
-    assert [len(window) for window in sounds(speech_checkpoint(), SPEECH, 60, path).windows] == [16_000, 16_000, 8_000]
-    long = sounds(speech_checkpoint(), SPEECH, 60, write_wave(tmp_path / "b.wav", tone(20)))
-    assert len(long.windows) == WINDOWS
+    assert [len(window) for window in speech_inputs(speech_checkpoint(), SPEECH, 60, path).windows] == [
+        16_000,
+        16_000,
+        8_000,
+    ]
+    long = speech_inputs(speech_checkpoint(), SPEECH, 60, write_wave(tmp_path / "b.wav", tone(20)))
+    assert len(long.windows) == MAX_RECORDING
     with pytest.raises(EdgeError, match="broken"):
         (tmp_path / "broken.wav").write_text("no sound")
-        sounds(speech_checkpoint(), SPEECH, 60, tmp_path / "broken.wav")
+        speech_inputs(speech_checkpoint(), SPEECH, 60, tmp_path / "broken.wav")
 
 
 @torch.no_grad()
 def test_each_window_is_transcribed_in_its_language_without_timestamps_and_with_them() -> None:
     model = tiny_whisper(max_source_positions=1500)
     windows = [tone(1.0), tone(1.0, hertz=90)]
-    material = Sounds(windows, SPEECH, 80, most=20, eos=[END])
-    pairs = material.pairs(model, silent, Kept())
-    assert len(pairs) == 4
-    plain, (first, led) = [pair.answer[0].tolist() for pair in pairs[:2]], [p.answer[0].tolist() for p in pairs[2:]]
+    examples = answer(SpeechInputs(windows, SPEECH, 80, max_tokens=20, eos=[END]), model, silent, CalibrationCache())
+    assert len(examples) == 4
+    answers = [example.answer[0].tolist() for example in examples]
+    plain, (first, led) = answers[:2], answers[2:]
     said = [token for token in plain[0] if token < SPEECH.start]
     assert led[: len(said) + 1] == [SPEECH.previous, *said], "it follows the text of the window before"
     timed = [first, led[len(said) + 1 :]]
-    for answer in plain + timed:
-        assert answer[0] == SPEECH.start and answer[1] in SPEECH.languages.values() and len(answer) <= 20
-        assert answer[2] == IDS["<|transcribe|>"] and END not in answer
-    assert all(answer[3] == SPEECH.no_timestamps for answer in plain)
-    assert all(answer[3] != SPEECH.no_timestamps for answer in timed)
-    assert pairs[0].encoded.last_hidden_state is pairs[2].encoded.last_hidden_state
+    for row in plain + timed:
+        assert row[0] == SPEECH.start and row[1] in SPEECH.languages.values() and len(row) <= 20
+        assert row[2] == IDS["<|transcribe|>"] and END not in row
+    assert all(row[3] == SPEECH.no_timestamps for row in plain)
+    assert all(row[3] != SPEECH.no_timestamps for row in timed)
+    assert examples[0].encoded.last_hidden_state is examples[2].encoded.last_hidden_state
 
 
 def test_the_built_in_voice_reads_alike_each_time_and_within_a_window() -> None:
@@ -166,8 +181,8 @@ def test_vowels_ring_at_their_own_formants() -> None:
 
 def test_whisper_without_languages_has_a_shorter_start() -> None:
     english = Speech(16_000, 16_000, SPEECH.start, SPEECH.no_timestamps, SPEECH.timestamp_begin)
-    material = Sounds([tone(1.0)], english, 80, most=min(TRANSCRIPT, 12), eos=[END])
+    inputs = SpeechInputs([tone(1.0)], english, 80, max_tokens=min(MAX_TRANSCRIPT, 12), eos=[END])
     with torch.no_grad():
-        plain, timed = material.pairs(tiny_whisper(max_source_positions=1500), silent, Kept())
+        plain, timed = answer(inputs, tiny_whisper(max_source_positions=1500), silent, CalibrationCache())
     assert plain.answer[0, :2].tolist() == [SPEECH.start, SPEECH.no_timestamps]
     assert timed.answer[0, 0] == SPEECH.start and timed.answer[0, 1] != SPEECH.no_timestamps
