@@ -304,8 +304,7 @@ def test_answers_of_graphs_that_round_otherwise_are_recorded(pristine_whole: Bun
         assert [case.last for case in form.cases] != [case.last for case in golden.cases]
         report = replay_golden(open_role(pristine_whole, form.role), golden, role=form.role)
         assert report.ok and report.largest_difference < 1e-4
-    for role in ("tree", "skip"):
-        assert golden.form(role).tolerance == golden.tolerance
+    assert golden.form("skip").tolerance == golden.tolerance
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -330,11 +329,11 @@ def test_a_graph_that_cannot_be_loaded_is_told(whole: Bundle, role: str) -> None
 def test_a_graph_that_computes_wrongly_fails_verify_by_its_name(
     whole: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shift(graph_of(whole, "tree"))
+    shift(graph_of(whole, "skip"))
     sealed_again(whole)
     status, out, err = verified(whole, capsys)
     assert status == 2
-    assert "does not answer on this machine as it was recorded (its graph tree, prompt 1, " in err
+    assert "does not answer on this machine as it was recorded (its graph skip, prompt 1, " in err
     assert re.findall(r"^Graph    (\w+)", out, re.MULTILINE) == ROLES
 
 
