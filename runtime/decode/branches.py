@@ -29,7 +29,7 @@ class Branches:
     """
 
     def __init__(self, run: Callable[..., Made], cache: KVCache, width: int) -> None:
-        cache.fork(width)
+        cache.branch(width)
         self._run = run
         self._cache = cache
         self._bias = np.empty((width, cache.capacity), np.float32)  # what the newest row of each branch attends to

@@ -172,7 +172,7 @@ class KVCache:
         self.contiguous = False
         self.length = len(keep)
 
-    def fork(self, branches: int) -> None:
+    def branch(self, branches: int) -> None:
         """Make room for the states of so many branches of the text."""
         if self.states is not None and self.states.widen(branches):
             self.seat = Seat()

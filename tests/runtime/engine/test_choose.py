@@ -68,14 +68,13 @@ def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, exact: bool) -> Non
 
 
 def test_every_form_of_a_decoder_says_it_with_any_vocabulary(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """One that no blocks divide: the whole graph, a KV cache in int8, trees, segments, and several sequences."""
+    """One that no blocks divide: the whole graph, a KV cache in int8, segments, and several sequences."""
     folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "odd", ignore=shutil.ignore_patterns("*.safetensors")))
     config = AutoConfig.from_pretrained(tiny_checkpoint, vocab_size=1031, num_hidden_layers=3)
     LlamaForCausalLM(config).save_pretrained(folder)
     options: dict[str, Any] = dict(check=False, candidates=False, draft_text=0, calibration="la " * 400)
-    bundle = edge.export(folder, tmp_path / "odd.edge", weights="int8", trees=True, segments=1, **options)
+    bundle = edge.export(folder, tmp_path / "odd.edge", weights="int8", segments=1, **options)
     forms: dict[str, Engine] = {kv: open_engine(bundle, context=64, kv=kv) for kv in ("float32", "int8")}
-    forms["trees"] = open_engine(bundle, context=64, speculate="recycle")
     forms["segments"] = Engine(bundle, Variant(policy=AllLayers(bundle), context=64))
     tokens, rows = np.arange(3, 10), np.arange(7)
     for name, engine in forms.items():
