@@ -80,6 +80,47 @@ struct Avx2 : Avx256 {
     }
   }
 
+  template <class T, int kRows, int kVectors>
+  static void Gguf(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+                   Dots (*dots)[kVectors][T::kHalves]) {
+    // Of so many quads the sums of pairs stay within 16 bits: each is at most 2 * (2 ** bits - 1) * 127.
+    constexpr int together = T::kBits == 8 ? 1 : T::kBits == 6 ? 2 : T::kBits == 5 ? 4 : 8 / T::kHalves;
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) {
+      FetchStep<T::kBits>(packed[v] + at);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; i += together) {
+        __m256i sums[kRows];
+#pragma GCC unroll 8
+        for (int j = i; j < i + together; j++) {
+          __m256i part = T::template Quad<Avx256>(packed[v] + at, j), size = part;
+          if (T::kBits == 8) {
+            part = _mm256_xor_si256(part, _mm256_set1_epi8(-128));
+            size = _mm256_abs_epi8(part);
+          }
+#pragma GCC unroll 4
+          for (int m = 0; m < kRows; m++) {
+            __m256i four = Four(values + static_cast<size_t>(m) * stride + 4 * j);
+            if (T::kBits == 8) four = _mm256_sign_epi8(four, part);
+            const __m256i made = _mm256_maddubs_epi16(size, four);
+            sums[m] = j == i ? made : _mm256_add_epi16(sums[m], made);
+          }
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; m++) {
+          auto& to = dots[m][v][i * T::kHalves / 8];
+          to = Widened(to, sums[m]);
+        }
+      }
+    }
+  }
+
+  template <class T>
+  static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count <= 2 || rows.count == 4) GgufColumns<Avx2, T, 2, 2>(w, rows, out, vector, end);
+    GgufColumns<Avx2, T, 3, 2>(w, rows, out, vector, end);
+  }
+
   static Dots Widened(Dots dots, __m256i sums) {
     return _mm256_add_epi32(dots, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
   }
@@ -123,6 +164,7 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
 
 void QuantizeAvx2(const Rounding& r, int first, int last) { QuantizeBy(Block, r, first, last); }
 
-const Form kAvx2{"avx2", HasAvx2, QuantizeAvx2, Multiply<Avx2>, RowsOf<Avx2>(), AttentionOf<Avx2>()};
+const Form kAvx2{"avx2",         HasAvx2,           QuantizeAvx2,       Multiply<Avx2>,
+                 MultiplyGguf<Avx2>, RowsOf<Avx2>(), AttentionOf<Avx2>()};
 
 }  // namespace edge

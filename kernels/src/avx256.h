@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "attention_loops.h"
+#include "gguf_tiles.h"
 #include "rows_loops.h"
 #include "tiles.h"
 
@@ -156,6 +157,23 @@ struct Avx256 : Plain {
   static __m256i Part(__m256i bytes, int i) {
     if (kBits == 8) return bytes;
     return _mm256_and_si256(_mm256_srli_epi16(bytes, kBits * i), _mm256_set1_epi8((1 << kBits) - 1));
+  }
+  using Chunk = __m256i;
+  static Chunk LoadChunk(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+  template <int kBits, int kTo>
+  static Chunk Take(Chunk bytes, int from) {
+    if (kBits == 8) return bytes;
+    const __m256i there = from >= kTo ? _mm256_srli_epi16(bytes, from - kTo) : _mm256_slli_epi16(bytes, kTo - from);
+    return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)));
+  }
+  static Chunk Either(Chunk a, Chunk b) { return _mm256_or_si256(a, b); }
+  static Dots LoadSigned(const uint8_t* from) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  template <int kBits>
+  static void FetchStep(const uint8_t* step) {
+#pragma GCC unroll 8
+    for (int g = 0; g < kBits; g++) _mm_prefetch(reinterpret_cast<const char*>(step + g * 64 + kAhead), _MM_HINT_T0);
   }
   static __m256i Four(const int8_t* values) {
     int four;

@@ -121,6 +121,43 @@ struct Avx512Vnni : Plain, QueryInBytes {
     }
   }
 
+  using Chunk = __m512i;
+  static Chunk LoadChunk(const uint8_t* from) { return _mm512_loadu_si512(from); }
+  template <int kBits, int kTo>
+  static Chunk Take(Chunk bytes, int from) {
+    if (kBits == 8) return bytes;
+    const __m512i there = from >= kTo ? _mm512_srli_epi16(bytes, from - kTo) : _mm512_slli_epi16(bytes, kTo - from);
+    return _mm512_and_si512(there, _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)));
+  }
+  static Chunk Either(Chunk a, Chunk b) { return _mm512_or_si512(a, b); }
+  static Dots LoadSigned(const uint8_t* from) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+
+  template <class T, int kRows, int kVectors>
+  static void Gguf(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+                   Dots (*dots)[kVectors][T::kHalves]) {
+    for (int v = 0; v < kVectors; v++) {
+      const uint8_t* step = packed[v] + at;
+#pragma GCC unroll 8
+      for (int g = 0; g < T::kBits; g++)
+        _mm_prefetch(reinterpret_cast<const char*>(step + g * 64 + kAhead), _MM_HINT_T0);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; i++) {
+        const __m512i part = T::template Quad<Avx512Vnni>(step, i);
+        for (int m = 0; m < kRows; m++) {
+          auto& to = dots[m][v][i * T::kHalves / 8];
+          to = _mm512_dpbusd_epi32(to, part, Four(values + static_cast<size_t>(m) * stride + 4 * i));
+        }
+      }
+    }
+  }
+
+  template <class T>
+  static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
+  }
+
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
     if (rows.count > 8) Columns<Avx512Vnni, kBits, 12, 1>(w, rows, out, vector, end);
@@ -131,6 +168,6 @@ struct Avx512Vnni : Plain, QueryInBytes {
 }  // namespace
 
 const Form kAvx512Vnni{"avx512_vnni",        HasAvx512Vnni,        QuantizeAvx2,
-                       Multiply<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>()};
+                       Multiply<Avx512Vnni>, MultiplyGguf<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>()};
 
 }  // namespace edge

@@ -41,6 +41,28 @@ struct AvxVnni : Avx256, QueryInBytes {
     }
   }
 
+  template <class T, int kRows, int kVectors>
+  static void Gguf(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+                   Dots (*dots)[kVectors][T::kHalves]) {
+    for (int v = 0; v < kVectors; v++) {
+      FetchStep<T::kBits>(packed[v] + at);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; i++) {
+        const __m256i part = T::template Quad<Avx256>(packed[v] + at, i);
+        for (int m = 0; m < kRows; m++) {
+          auto& to = dots[m][v][i * T::kHalves / 8];
+          to = _mm256_dpbusd_avx_epi32(to, part, Four(values + static_cast<size_t>(m) * stride + 4 * i));
+        }
+      }
+    }
+  }
+
+  template <class T>
+  static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count <= 2) GgufColumns<AvxVnni, T, 2, 2>(w, rows, out, vector, end);
+    GgufColumns<AvxVnni, T, 4, 1>(w, rows, out, vector, end);
+  }
+
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
     if (rows.count <= 2) Columns<AvxVnni, kBits, 2, 2>(w, rows, out, vector, end);
@@ -50,6 +72,7 @@ struct AvxVnni : Avx256, QueryInBytes {
 
 }  // namespace
 
-const Form kAvxVnni{"avx_vnni", HasAvxVnni, QuantizeAvx2, Multiply<AvxVnni>, RowsOf<AvxVnni>(), AttentionOf<AvxVnni>()};
+const Form kAvxVnni{"avx_vnni",            HasAvxVnni,        QuantizeAvx2,          Multiply<AvxVnni>,
+                    MultiplyGguf<AvxVnni>, RowsOf<AvxVnni>(), AttentionOf<AvxVnni>()};
 
 }  // namespace edge

@@ -104,12 +104,16 @@ struct RowsForm {
   float (*exp_sum)(const float* x, int size, float largest);
 };
 
+struct GgufWeights;
+struct GgufRows;
+
 // What computes: each form does the same in another set of instructions.
 struct Form {
   const char* name;
   bool (*runs)();                                                                  // on this processor
   void (*quantize)(const Rounding&, int first, int last);                          // the rows from `first` to `last`
   void (*multiply)(const Weights&, const Rows&, float* out, int first, int last);  // those panels, to [count, columns]
+  void (*multiply_gguf)(const GgufWeights&, const GgufRows&, float* out, int first, int last);
   RowsForm rows;
   AttentionForm attention;
 };

@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "gguf.h"
 #include "operators.h"
 #include "pack.h"
 
@@ -78,11 +79,74 @@ EDGE_EXPORT int64_t edge_lend(const uint8_t* packed, size_t bytes) try {
 }
 EDGE_EXPORT void edge_take_back(int64_t lent) { TakeBack(lent); }
 
+// Bytes of a matrix of a GGUF file's type, packed; 0 where it cannot be.
+EDGE_EXPORT size_t edge_gguf_bytes(int type, int inputs, int columns) {
+  const GgufType* found = FindGgufType(type);
+  return found && found->supports(inputs, columns) ? Unpacked(*found, inputs, columns, nullptr, nullptr).bytes() : 0;
+}
+
+// See `PackGguf`: whether it was packed.
+EDGE_EXPORT int edge_gguf_pack(int type, int inputs, int columns, const uint8_t* from, int first, int last,
+                               uint8_t* out) {
+  if (!edge_gguf_bytes(type, inputs, columns) || first < 0 || last < first) return 0;
+  const GgufType& found = *FindGgufType(type);
+  if (static_cast<size_t>(last) > Unpacked(found, inputs, columns, nullptr, nullptr).panels()) return 0;
+  return PackGguf(found, inputs, columns, from, first, last, out);
+}
+
+// Floats of a row of a file [inputs]: whether there is such a type.
+EDGE_EXPORT int edge_gguf_read(int type, int inputs, const uint8_t* from, float* out) {
+  if (!edge_gguf_bytes(type, inputs, 1)) return 0;
+  Dequantize(*FindGgufType(type), from, inputs, out);
+  return 1;
+}
+
+// Rows of floats times a packed matrix of a GGUF file's type, the panels from `first` to `last`, in one thread.
+static void MultiplyGguf(const Form& form, const GgufWeights& w, const float* rows, int count, int first, int last,
+                         float* out) {
+  const size_t numbers = static_cast<size_t>(count) * w.inputs;
+  std::vector<int8_t> values(numbers);
+  std::vector<float> scales(numbers / 32);
+  std::vector<int32_t> sums(numbers / 16);
+  form.quantize({rows, w.inputs, w.inputs, 32, values.data(), scales.data(), sums.data()}, 0, count);
+  SumSixteens(values.data(), sums.size(), sums.data());
+  form.multiply_gguf(w, {values.data(), scales.data(), sums.data(), count}, out, first, last);
+}
+
 // Rows times a packed matrix, the panels from `first` to `last`, in one thread.
 static void Multiply(const Form& form, const Shape& shape, const uint8_t* packed, const Rounding& rows, int count,
                      int first, int last, float* out) {
   form.quantize(rows, 0, count);
   form.multiply(Unpacked(shape, packed, nullptr), {rows.values, rows.scales, rows.sums, count}, out, first, last);
+}
+
+// Whether the form that computes here gives the bits of the portable one for matrices of a GGUF file.
+EDGE_EXPORT int edge_gguf_check() try {
+  const Form* form = Fastest();
+  if (!form) return 0;
+  constexpr int inputs = 512, columns = 24, count = 5;
+  for (int id = 0; id < kGgufTypes; id++) {
+    const GgufType* type = FindGgufType(id);
+    if (!type) continue;
+    uint32_t state = 1;
+    auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 8; };
+    std::vector<uint8_t> raw(static_cast<size_t>(inputs) / type->block * type->bytes * columns);
+    for (auto& each : raw) each = static_cast<uint8_t>(next() & 0xbb);  // of a float16 a finite one
+    std::vector<float> rows(count * inputs), made[2];
+    for (auto& each : rows) each = static_cast<float>(next() % 2001) / 1000.0f - 1.0f;
+    std::vector<uint8_t> packed(edge_gguf_bytes(id, inputs, columns));
+    const GgufWeights w = Unpacked(*type, inputs, columns, packed.data(), nullptr);
+    const int panels = static_cast<int>(w.panels());
+    if (!PackGguf(*type, inputs, columns, raw.data(), 0, panels, packed.data())) return 0;
+    for (int i = 0; i < 2; i++) {
+      made[i].resize(count * columns);
+      MultiplyGguf(i ? *form : kPortable, w, rows.data(), count, 0, panels, made[i].data());
+    }
+    if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
+  }
+  return 1;
+} catch (const std::bad_alloc&) {
+  return 0;
 }
 
 // Whether the form that computes here gives the bits of the portable one.
@@ -136,4 +200,19 @@ EDGE_EXPORT int edge_product(int form, int bits, int inputs, int columns, int bl
   Multiply(*kForms[form], shape, packed, {rows, inputs, shape.padded(), block, values, scales, sums}, count, first,
            last, out);
   return 1;
+}
+
+// For tests: the same of a matrix of a GGUF file's type.
+EDGE_EXPORT int edge_gguf_product(int form, int type, int inputs, int columns, const uint8_t* packed, const float* rows,
+                                  int count, int first, int last, float* out) try {
+  for (int i = 0; i < form; i++)
+    if (!kForms[i]) return 0;
+  if (form < 0 || !kForms[form] || !kForms[form]->runs() || count < 0) return 0;
+  if (!edge_gguf_bytes(type, inputs, columns)) return 0;
+  const GgufWeights w = Unpacked(*FindGgufType(type), inputs, columns, packed, nullptr);
+  if (first < 0 || last < first || static_cast<size_t>(last) > w.panels()) return 0;
+  MultiplyGguf(*kForms[form], w, rows, count, first, last, out);
+  return 1;
+} catch (const std::bad_alloc&) {
+  return 0;
 }

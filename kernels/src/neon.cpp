@@ -19,6 +19,12 @@ struct Dotprod : Neon {
     }
   }
 
+  template <class T>
+  static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count <= 2) GgufColumns<Dotprod, T, 2, 4>(w, rows, out, vector, end);
+    GgufColumns<Dotprod, T, 4, 2>(w, rows, out, vector, end);
+  }
+
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
     if (rows.count <= 2) Columns<Dotprod, kBits, 2, 4>(w, rows, out, vector, end);
@@ -46,6 +52,6 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
 void QuantizeNeon(const Rounding& r, int first, int last) { QuantizeBy(Block, r, first, last); }
 
 const Form kNeonDotprod{"neon_dotprod",    HasNeonDotprod,    QuantizeNeon,
-                        Multiply<Dotprod>, RowsOf<Dotprod>(), AttentionOf<Dotprod>()};
+                        Multiply<Dotprod>, MultiplyGguf<Dotprod>, RowsOf<Dotprod>(), AttentionOf<Dotprod>()};
 
 }  // namespace edge

@@ -4,6 +4,7 @@
 #include <arm_neon.h>
 
 #include "attention_loops.h"
+#include "gguf_tiles.h"
 #include "rows_loops.h"
 #include "tiles.h"
 
@@ -113,6 +114,38 @@ struct Neon : Plain, QueryInBytes {
           vst1_s16(to + 12, vdup_n_s16(0));
         }
       }
+  }
+
+  using Chunk = uint8x16_t;
+  static Chunk LoadChunk(const uint8_t* from) { return vld1q_u8(from); }
+  template <int kBits, int kTo>
+  static Chunk Take(Chunk bytes, int from) {
+    if (kBits == 8) return bytes;
+    return vandq_u8(vshlq_u8(bytes, vdupq_n_s8(static_cast<int8_t>(kTo - from))),
+                    vdupq_n_u8(static_cast<uint8_t>(((1 << kBits) - 1) << kTo)));
+  }
+  static Chunk Either(Chunk a, Chunk b) { return vorrq_u8(a, b); }
+  static Dots LoadSigned(const uint8_t* from) {
+    return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(vcreate_u8(FourBytes(from))))));
+  }
+
+  template <class T, int kRows, int kVectors>
+  static void Gguf(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+                   Dots (*dots)[kVectors][T::kHalves]) {
+    for (int i = 0; i < 8; i++) {
+      int8x16_t part[kVectors];
+      for (int v = 0; v < kVectors; v++) {
+        const Chunk quad = T::template Quad<Neon>(packed[v] + at, i);
+        part[v] = vreinterpretq_s8_u8(T::kBits == 8 ? veorq_u8(quad, vdupq_n_u8(128)) : quad);
+      }
+      for (int m = 0; m < kRows; m++) {
+        const int8x16_t four = Four(values + static_cast<size_t>(m) * stride + 4 * i);
+        for (int v = 0; v < kVectors; v++) {
+          auto& to = dots[m][v][i * T::kHalves / 8];
+          to = vdotq_s32(to, part[v], four);
+        }
+      }
+    }
   }
 
   // The weights of 4 columns for the 4 inputs from `4 * part` on of those in a step.

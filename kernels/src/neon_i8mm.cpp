@@ -45,6 +45,12 @@ struct I8mm : Neon {
     }
   }
 
+  template <class T>
+  static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count <= 2) GgufColumns<I8mm, T, 2, 4>(w, rows, out, vector, end);
+    GgufColumns<I8mm, T, 4, 2>(w, rows, out, vector, end);
+  }
+
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
     if (rows.count <= 2) Columns<I8mm, kBits, 2, 4>(w, rows, out, vector, end);
@@ -54,6 +60,7 @@ struct I8mm : Neon {
 
 }  // namespace
 
-const Form kNeonI8mm{"neon_i8mm", HasNeonI8mm, QuantizeNeon, Multiply<I8mm>, RowsOf<I8mm>(), AttentionOf<I8mm>()};
+const Form kNeonI8mm{"neon_i8mm",         HasNeonI8mm,    QuantizeNeon,        Multiply<I8mm>,
+                     MultiplyGguf<I8mm>, RowsOf<I8mm>(), AttentionOf<I8mm>()};
 
 }  // namespace edge

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "attention_loops.h"
+#include "gguf.h"
 #include "lanes.h"
 #include "rows_loops.h"
 
@@ -172,8 +173,54 @@ struct Vectors : QueryInBytes {
   }
 };
 
+// See gguf_tiles.h.
+void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int first, int last) {
+  const GgufType& t = *w.type;
+  const int steps = w.inputs / 32, lower = t.bits == 3 ? 2 : t.bits == 5 || t.bits == 6 ? 4 : t.bits;
+  auto plane = [](const uint8_t* from, int width, int c, int k) {
+    const int inputs = 32 / width, within = k % inputs;
+    return from[k / inputs * 64 + 4 * c + within % 4] >> (within / 4 * width) & ((1 << width) - 1);
+  };
+  for (int panel = first; panel < last; panel++) {
+    const uint8_t *weights = w.weights + panel * w.panel_bytes(), *heads = w.heads + panel * w.head_bytes();
+    for (int m = 0; m < rows.count; m++)
+      for (int c = 0; c < std::min(kPanel, w.columns - panel * kPanel); c++) {
+        float acc = 0;
+        for (int g = 0; g < w.inputs / t.group; g++) {
+          const int step = g * t.group / 32, in_block = g % t.groups();
+          const uint8_t* head = heads + static_cast<size_t>(g / t.groups()) * t.head();
+          const uint8_t* from = weights + static_cast<size_t>(step) * 64 * t.bits;
+          const size_t row = static_cast<size_t>(m) * steps + step;
+          int dot = 0, sum = 0;
+          for (int i = 0; i < t.group; i++) {
+            const int k = g * t.group % 32 + i;
+            int q = plane(from, lower, c, k);
+            if (lower < t.bits) q |= plane(from + 64 * lower, t.bits - lower, c, k) << lower;
+            const int value = rows.values[static_cast<size_t>(m) * w.inputs + step * 32 + k];
+            dot += q * value;
+            sum += value;
+          }
+          uint16_t d, dmin;
+          std::memcpy(&d, head + 2 * c, 2);
+          std::memcpy(&dmin, head + 2 * kPanel + 2 * c, 2);
+          const uint8_t* integers = head + (t.minimum ? 4 : 2) * kPanel + c;
+          float scale = FromHalf(d), least = FromHalf(dmin);
+          if (t.scaled) {
+            scale *= static_cast<float>(static_cast<int8_t>(integers[in_block * kPanel]));
+            least *= static_cast<float>(integers[(t.groups() + in_block) * kPanel]);
+          }
+          acc = std::fma(scale * rows.scales[row], static_cast<float>(dot - t.zero * sum), acc);
+          if (t.minimum) acc = std::fma(least, -(rows.scales[row] * static_cast<float>(sum)), acc);
+        }
+        if (w.bias) acc += w.bias[panel * kPanel + c];
+        out[static_cast<size_t>(m) * w.columns + panel * kPanel + c] = acc;
+      }
+  }
+}
+
 }  // namespace
 
-const Form kPortable{"portable", [] { return true; }, Quantize, Multiply, RowsOf<Vectors>(), AttentionOf<Vectors>()};
+const Form kPortable{"portable",   [] { return true; }, Quantize,           Multiply,
+                     MultiplyGguf, RowsOf<Vectors>(),   AttentionOf<Vectors>()};
 
 }  // namespace edge

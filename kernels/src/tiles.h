@@ -19,6 +19,26 @@ struct Plain {
   static void ByTwos(Dots (*)[kVectors]) {}
 };
 
+// Writes the sums of a tile, with the bias. W: Weights, or whatever has columns.
+template <class V, class W, int kRows, int kVectors>
+inline void PutTile(const W& w, typename V::Floats (&acc)[kRows][kVectors], float* out, int vector, int row) {
+  for (int v = 0; v < kVectors; v++) {
+    const int column = (vector + v) * V::kColumns, left = w.columns - column;
+    for (int m = 0; m < kRows; m++) {
+      auto made = acc[m][v];
+      if (w.bias) made = V::Sum(made, V::Load(w.bias + column));
+      float* to = out + static_cast<size_t>(row + m) * w.columns + column;
+      if (left >= V::kColumns) {
+        V::Store(to, made);
+      } else if (left > 0) {
+        float whole[V::kColumns];
+        V::Store(whole, made);
+        std::memcpy(to, whole, left * sizeof(float));
+      }
+    }
+  }
+}
+
 // kRows rows of kVectors vectors of columns, from a vector on.
 template <class V, int kBits, int kRows, int kVectors>
 inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int row) {
@@ -66,21 +86,7 @@ inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int
         acc[m][v] = V::Add(V::Scaled(scales, rows.scales[(row + m) * blocks + b]), dots[m][v], acc[m][v]);
     }
   }
-  for (int v = 0; v < kVectors; v++) {
-    const int column = (vector + v) * V::kColumns, left = w.columns - column;
-    for (int m = 0; m < kRows; m++) {
-      auto made = acc[m][v];
-      if (w.bias) made = V::Sum(made, V::Load(w.bias + column));
-      float* to = out + static_cast<size_t>(row + m) * w.columns + column;
-      if (left >= V::kColumns) {
-        V::Store(to, made);
-      } else if (left > 0) {
-        float whole[V::kColumns];
-        V::Store(whole, made);
-        std::memcpy(to, whole, left * sizeof(float));
-      }
-    }
-  }
+  PutTile<V>(w, acc, out, vector, row);
 }
 
 // All rows, in tiles of kRows and kVectors vectors and a last one of what is left.

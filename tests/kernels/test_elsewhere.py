@@ -58,6 +58,12 @@ def hashes(python: Emulator, bundle: Bundle) -> set[str]:
     return set(done.stdout.split())
 
 
+def check_gguf(python: Emulator) -> None:
+    """Products of a GGUF file's types have the bits of the plain implementation."""
+    found = "from edge.runtime.kernels.library import find_kernels; print(find_kernels().calls.edge_gguf_check())"
+    assert python.run(["-c", found], timeout=600).stdout.split() == ["1"]
+
+
 def test_a_processor_with_avx2_alone_gives_the_same_bits(
     kernels: Kernels, others: dict[str, Emulator], either: Bundle
 ) -> None:
@@ -66,6 +72,7 @@ def test_a_processor_with_avx2_alone_gives_the_same_bits(
     here = replace(emulated, command=emulated.command[-1:])
     wanted = hashes(here, either)
     assert len(wanted) == 1 and hashes(emulated, either) == wanted
+    check_gguf(emulated)
 
 
 @pytest.mark.parametrize("form", CORES)
@@ -83,3 +90,4 @@ def test_arm_gives_the_same_bits(
         environment={**emulated.environment, "PYTHONPATH": here},
     )
     assert hashes(on_arm, either) == hashes(on_this, either)
+    check_gguf(on_arm)

@@ -1,0 +1,233 @@
+#include "gguf.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace edge {
+namespace {
+
+constexpr GgufType kTypes[] = {
+    // id, block, bytes, bits, group, scaled, minimum, zero
+    {2, 32, 18, 4, 32, false, false, 8, "Q4_0"},     {3, 32, 20, 4, 32, false, true, 0, "Q4_1"},
+    {6, 32, 22, 5, 32, false, false, 16, "Q5_0"},    {7, 32, 24, 5, 32, false, true, 0, "Q5_1"},
+    {8, 32, 34, 8, 32, false, false, 128, "Q8_0"},   {10, 256, 84, 2, 16, true, true, 0, "Q2_K"},
+    {11, 256, 110, 3, 16, true, false, 4, "Q3_K"},   {12, 256, 144, 4, 32, true, true, 0, "Q4_K"},
+    {13, 256, 176, 5, 32, true, true, 0, "Q5_K"},    {14, 256, 210, 6, 16, true, false, 32, "Q6_K"},
+};
+
+float FromHalf(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const float size = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
+                     : exponent == 31 ? (fraction ? NAN : INFINITY)
+                                      : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  return half >> 15 ? -size : size;
+}
+
+uint16_t Half(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
+
+// Of 32 bytes the bits in `mask` from the bit `by` on; and the same, put in from the bit `at` on.
+void Shifted(const uint8_t* from, int by, int mask, uint8_t* q) {
+  for (int i = 0; i < 32; i++) q[i] = static_cast<uint8_t>(from[i] >> by & mask);
+}
+void AddShifted(const uint8_t* from, int by, int mask, int at, uint8_t* q) {
+  for (int i = 0; i < 32; i++) q[i] = static_cast<uint8_t>(q[i] | (from[i] >> by & mask) << at);
+}
+
+// The lower bits of 32 weights: of the first 16 they are the lower halves of 16 bytes, of the others the upper ones.
+void ReadHalves(const uint8_t* from, uint8_t* q) {
+  for (int i = 0; i < 16; i++) {
+    q[i] = from[i] & 15;
+    q[16 + i] = from[i] >> 4;
+  }
+}
+
+// The fifth bits of 32 weights.
+void AddFifth(const uint8_t* from, uint8_t* q) {
+  for (int i = 0; i < 32; i++) q[i] = static_cast<uint8_t>(q[i] | (from[i / 8] >> (i % 8) & 1) << 4);
+}
+
+// Six bits each of 8 scales and 8 minima in 12 bytes.
+void ReadSixBits(const uint8_t* from, GgufBlock& b) {
+  for (int i = 0; i < 4; i++) {
+    b.scales[i] = static_cast<int8_t>(from[i] & 63);
+    b.minima[i] = from[4 + i] & 63;
+    b.scales[4 + i] = static_cast<int8_t>((from[8 + i] & 15) | from[i] >> 6 << 4);
+    b.minima[4 + i] = static_cast<uint8_t>(from[8 + i] >> 4 | from[4 + i] >> 6 << 4);
+  }
+}
+
+void ReadQ2K(const uint8_t* from, GgufBlock& b) {
+  for (int i = 0; i < 16; i++) {
+    b.scales[i] = from[i] & 15;
+    b.minima[i] = from[i] >> 4;
+  }
+  for (int i = 0; i < kSuper; i += 32) Shifted(from + 16 + i / 128 * 32, i % 128 / 32 * 2, 3, b.q + i);
+  b.d = Half(from + 80);
+  b.dmin = Half(from + 82);
+}
+
+void ReadQ3K(const uint8_t* from, GgufBlock& b) {
+  const uint8_t *upper = from, *lower = from + 32, *scales = from + 96;
+  for (int i = 0; i < kSuper; i += 32) {
+    Shifted(lower + i / 128 * 32, i % 128 / 32 * 2, 3, b.q + i);
+    AddShifted(upper, i / 32, 1, 2, b.q + i);
+  }
+  for (int i = 0; i < 16; i++) {
+    const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4, high = scales[8 + i % 4] >> (i / 4 * 2) & 3;
+    b.scales[i] = static_cast<int8_t>((low | high << 4) - 32);
+  }
+  b.d = Half(from + 108);
+}
+
+void ReadQ4K(const uint8_t* from, GgufBlock& b) {
+  b.d = Half(from);
+  b.dmin = Half(from + 2);
+  ReadSixBits(from + 4, b);
+  for (int i = 0; i < kSuper; i += 32) Shifted(from + 16 + i / 64 * 32, i % 64 / 32 * 4, 15, b.q + i);
+}
+
+void ReadQ5K(const uint8_t* from, GgufBlock& b) {
+  b.d = Half(from);
+  b.dmin = Half(from + 2);
+  ReadSixBits(from + 4, b);
+  for (int i = 0; i < kSuper; i += 32) {
+    Shifted(from + 48 + i / 64 * 32, i % 64 / 32 * 4, 15, b.q + i);
+    AddShifted(from + 16, i / 32, 1, 4, b.q + i);
+  }
+}
+
+void ReadQ6K(const uint8_t* from, GgufBlock& b) {
+  for (int i = 0; i < kSuper; i += 32) {
+    const int half = i / 128, quarter = i % 128 / 32;
+    Shifted(from + half * 64 + quarter % 2 * 32, quarter / 2 * 4, 15, b.q + i);
+    AddShifted(from + 128 + half * 32, quarter * 2, 3, 4, b.q + i);
+  }
+  std::memcpy(b.scales, from + 192, 16);
+  b.d = Half(from + 208);
+}
+
+bool IsFinite(uint16_t half) { return (half >> 10 & 31) != 31; }
+
+// `width` bits of each of a column's 32 inputs, those from `bit` on. An integer has four of them, and shifts these at
+// once: none has more bits than there is room for.
+void PutPlane(const uint8_t* q, int bit, int width, uint8_t* to) {
+  const int parts = 8 / width;  // fours that share four bytes
+  const uint32_t mask = ((1u << width) - 1) * 0x01010101u;
+  for (int g = 0; g < width; g++, to += 64) {
+    uint32_t made = 0;
+    for (int i = 0; i < parts; i++) {
+      uint32_t four;
+      std::memcpy(&four, q + 4 * (g * parts + i), sizeof(four));
+      made |= (four >> bit & mask) << (width * i);
+    }
+    std::memcpy(to, &made, sizeof(made));
+  }
+}
+
+int Lower(int bits) { return bits == 3 ? 2 : bits == 5 || bits == 6 ? 4 : bits; }
+
+}  // namespace
+
+const GgufType* FindGgufType(int id) {
+  for (const GgufType& type : kTypes)
+    if (type.id == id) return &type;
+  return nullptr;
+}
+
+void ReadBlock(const GgufType& type, const uint8_t* from, GgufBlock& b) {
+  b.dmin = 0;
+  switch (type.id) {
+    case 2:
+    case 3:
+    case 6:
+    case 7: {
+      const int head = type.minimum ? 4 : 2, upper = type.bits == 5 ? 4 : 0;
+      b.d = Half(from);
+      if (type.minimum) b.dmin = Half(from + 2) ^ 0x8000;  // what is added
+      ReadHalves(from + head + upper, b.q);
+      if (upper) AddFifth(from + head, b.q);
+      break;
+    }
+    case 8:
+      b.d = Half(from);
+      for (int i = 0; i < 32; i++) b.q[i] = from[2 + i] ^ 128;
+      break;
+    case 10:
+      return ReadQ2K(from, b);
+    case 11:
+      return ReadQ3K(from, b);
+    case 12:
+      return ReadQ4K(from, b);
+    case 13:
+      return ReadQ5K(from, b);
+    default:
+      return ReadQ6K(from, b);
+  }
+}
+
+void Dequantize(const GgufType& type, const uint8_t* from, int inputs, float* out) {
+  GgufBlock b;
+  for (int start = 0; start < inputs; start += type.block, from += type.bytes) {
+    ReadBlock(type, from, b);
+    const float d = FromHalf(b.d), dmin = FromHalf(b.dmin);
+    for (int i = 0; i < type.block; i++) {
+      const int g = i / type.group;
+      const float scale = type.scaled ? d * b.scales[g] : d, least = type.scaled ? dmin * b.minima[g] : dmin;
+      out[start + i] = scale * static_cast<float>(b.q[i] - type.zero) - (type.minimum ? least : 0.0f);
+    }
+  }
+}
+
+GgufWeights Unpacked(const GgufType& type, int inputs, int columns, const uint8_t* packed, const float* bias) {
+  GgufWeights w{&type, packed, nullptr, bias, inputs, columns};
+  w.heads = packed + w.panels() * w.panel_bytes();
+  return w;
+}
+
+void SumSixteens(const int8_t* values, size_t sixteens, int32_t* sums) {
+  for (size_t i = 0; i < sixteens; i++, values += 16) {
+    int sum = 0;
+    for (int j = 0; j < 16; j++) sum += values[j];
+    sums[i] = sum;
+  }
+}
+
+bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, int first, int last, uint8_t* out) {
+  const GgufWeights to = Unpacked(type, inputs, columns, out, nullptr);
+  const int blocks = inputs / type.block, lower = Lower(type.bits), of_step = 64 * type.bits;
+  const size_t row = static_cast<size_t>(blocks) * type.bytes;
+  GgufBlock b;
+  for (int panel = first; panel < last; panel++) {
+    uint8_t* weights = out + panel * to.panel_bytes();
+    uint8_t* heads = out + (to.heads - out) + panel * to.head_bytes();
+    std::memset(weights, 0, to.panel_bytes());
+    std::memset(heads, 0, to.head_bytes());
+    for (int c = 0; c < kPanel && panel * kPanel + c < columns; c++) {
+      const uint8_t* read = from + (static_cast<size_t>(panel) * kPanel + c) * row;
+      for (int i = 0; i < blocks; i++, read += type.bytes) {
+        ReadBlock(type, read, b);
+        if (!IsFinite(b.d) || !IsFinite(b.dmin)) return false;
+        uint8_t* head = heads + static_cast<size_t>(i) * type.head();
+        std::memcpy(head + 2 * c, &b.d, 2);
+        head += 2 * kPanel;
+        if (type.minimum) {
+          std::memcpy(head + 2 * c, &b.dmin, 2);
+          head += 2 * kPanel;
+        }
+        if (type.scaled)
+          for (int g = 0; g < type.groups(); g++) {
+            head[g * kPanel + c] = static_cast<uint8_t>(b.scales[g]);
+            if (type.minimum) head[(type.groups() + g) * kPanel + c] = b.minima[g];
+          }
+        for (int s = 0; s < type.block / 32; s++) {
+          uint8_t* step = weights + (static_cast<size_t>(i) * (type.block / 32) + s) * of_step;
+          PutPlane(b.q + 32 * s, 0, lower, step + 4 * c);
+          if (lower < type.bits) PutPlane(b.q + 32 * s, lower, type.bits - lower, step + 64 * lower + 4 * c);
+        }
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace edge

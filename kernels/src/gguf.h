@@ -1,0 +1,98 @@
+// The types that weights have in a GGUF file, and such a matrix in the layout of its operator here: its own integers.
+//
+// A row of a matrix is blocks of 32 or 256 weights. A block has two floats, and each group of its weights an integer
+// scale and an integer minimum:
+//
+//     weight = d * scale[group] * (q - zero) - dmin * minimum[group]
+//
+// Types of 32 weights have no integers of groups: there it is d * (q - zero) - dmin.
+#pragma once
+
+#include "lanes.h"
+
+namespace edge {
+
+constexpr int kSuper = 256;     // weights of the largest block
+constexpr int kGgufTypes = 64;  // all types have smaller numbers
+
+struct GgufType {
+  int id;          // as files number them
+  int block;       // weights: 32 or 256
+  int bytes;       // of a block in a file
+  int bits;        // of a weight here
+  int group;       // weights that share a scale: 16 or 32
+  bool scaled;     // whether groups have scales
+  bool minimum;    // whether something is taken off
+  int zero;        // what is taken off each integer
+  const char* name;
+
+  bool supports(int inputs, int columns) const {
+    return inputs > 0 && inputs <= kLongestRow && inputs % block == 0 && columns > 0 && columns <= kLongestRow;
+  }
+  int groups() const { return block / group; }
+  // Bytes of a panel's scales for one block.
+  int head() const { return kPanel * ((minimum ? 4 : 2) + (scaled ? (minimum ? 2 : 1) * groups() : 0)); }
+};
+
+// The type with this number; null where these kernels do not compute it.
+const GgufType* FindGgufType(int id);
+
+// A block, read.
+struct GgufBlock {
+  uint8_t q[kSuper];
+  int8_t scales[kSuper / 16];
+  uint8_t minima[kSuper / 16];
+  uint16_t d, dmin;  // float16
+};
+void ReadBlock(const GgufType& type, const uint8_t* from, GgufBlock& block);
+
+// Floats [inputs] of a row of a file.
+void Dequantize(const GgufType& type, const uint8_t* from, int inputs, float* out);
+
+// A matrix [columns, inputs] in panels of kPanel columns.
+//
+// weights: for each panel, for each 32 inputs, 64 * bits bytes: the lower bits (4, of 5 and 6; 2, of 3) as Weights has
+//     them, then the upper ones in the same way.
+// heads: for each panel, for each block, what the type has of: d [kPanel] and dmin [kPanel], both float16, scales
+//     [groups, kPanel] in int8, minima [groups, kPanel] in uint8.
+struct GgufWeights {
+  const GgufType* type;
+  const uint8_t *weights, *heads;
+  const float* bias;
+  int inputs, columns;
+
+  size_t panels() const { return (static_cast<size_t>(columns) + kPanel - 1) / kPanel; }
+  size_t panel_bytes() const { return static_cast<size_t>(inputs) * kPanel * type->bits / 8; }
+  size_t head_bytes() const { return static_cast<size_t>(inputs / type->block) * type->head(); }  // of a panel
+  size_t bytes() const { return static_cast<size_t>(panels()) * (panel_bytes() + head_bytes()); }
+  GgufWeights from(int panel) const {
+    GgufWeights part = *this;
+    part.weights += panel * panel_bytes();
+    part.heads += panel * head_bytes();
+    if (bias) part.bias += panel * kPanel;
+    part.columns -= panel * kPanel;
+    return part;
+  }
+};
+
+// What lies in such a block of bytes.
+GgufWeights Unpacked(const GgufType& type, int inputs, int columns, const uint8_t* packed, const float* bias);
+
+// Packs rows of a file, those of the panels from `first` to `last`; threads may share panels. False where a scale is no
+// finite number.
+bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, int first, int last, uint8_t* out);
+
+// Rows in 8 bits, of every 32 numbers with a scale of their own.
+//
+// values: [count, inputs]. scales: [count, inputs / 32]. sums, of 16 values each: [count, inputs / 16].
+struct GgufRows {
+  const int8_t* values;
+  const float* scales;
+  const int32_t* sums;
+  int count;
+};
+
+// The sums of every 16 values.
+void SumSixteens(const int8_t* values, size_t sixteens, int32_t* sums);
+
+}  // namespace edge
