@@ -37,7 +37,7 @@ from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import TOKENS
 from edge.runtime.providers import find_support, open_provider
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 from edge.targets import CUDA, TARGET_VERSION, DeviceTarget
 
 PROMPTS = (128, 2048)

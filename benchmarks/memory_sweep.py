@@ -33,7 +33,7 @@ from edge.runtime.load import as_asked
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.memory.plan import Plan, needed
-from edge.runtime.speculate.base import AUTO, parts_of_model
+from edge.runtime.speculate.drafter import AUTO, parts_of_model
 
 TOLERANCE = 0.1
 LOOK_S = 0.001  # between two looks at a process's memory

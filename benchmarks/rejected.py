@@ -28,7 +28,7 @@ from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import PLAIN, generate
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine
-from edge.runtime.speculate.base import DRAFTERS, OFF, runs_units
+from edge.runtime.speculate.drafter import DRAFTERS, OFF, runs_units
 from edge.runtime.speculate.planner import RISK, STAKE
 from edge.runtime.speculate.speculation import AnswerDrafts, Speculation, make_speculation
 

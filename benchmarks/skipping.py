@@ -24,7 +24,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import open_engine
 from edge.runtime.skip import make_policy
-from edge.runtime.skip.base import AllLayers, middle
+from edge.runtime.skip.skip_policy import AllLayers, middle
 from edge.runtime.skip.units import in_units
 
 CONTEXT = 256

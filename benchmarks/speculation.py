@@ -125,7 +125,7 @@ def fix(speculation: Any, drafter: str, length: int, match: int = 1) -> None:
     """Let drafts always be run, up to `length` tokens, where `match` tokens or more matched: in the place of what the
     planner expects to pay."""
     from edge.runtime.decode.draft import NOTHING
-    from edge.runtime.speculate.base import Budget
+    from edge.runtime.speculate.drafter import Budget
 
     def budget(most: int, context: int) -> Budget:
         return Budget(min(most, length), 0.0, False)

@@ -17,12 +17,12 @@ from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.shares import WAIT
 from edge.runtime.providers import check_provider, provider_name
 from edge.runtime.skip import make_policy
-from edge.runtime.speculate.base import check_argument, parts_of_model
+from edge.runtime.speculate.drafter import check_argument, parts_of_model
 from edge.targets import CUDA, path_of, target_for
 
 if TYPE_CHECKING:
     from edge.runtime.memory.plan import Plan
-    from edge.runtime.skip.base import SkipPolicy
+    from edge.runtime.skip.skip_policy import SkipPolicy
 
 _log = logging.getLogger(__name__)
 

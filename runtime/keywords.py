@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edge.runtime.decode.beam_options import EarlyStopping
-    from edge.runtime.providers.base import Provider
+    from edge.runtime.providers.provider import Provider
 
 
 class LoadKeywords(TypedDict, total=False):

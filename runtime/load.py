@@ -25,8 +25,8 @@ from edge.runtime.keywords import LoadKeywords
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import shown, with_keywords
 from edge.runtime.providers import provider_name
-from edge.runtime.providers.base import Provider
-from edge.runtime.speculate.base import check_name
+from edge.runtime.providers.provider import Provider
+from edge.runtime.speculate.drafter import check_name
 from edge.targets import CUDA, check_listed, target_for
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
     """Return the bundle in units, where a policy or a drafter leaves layers out and our kernels can: see `in_units`."""
     from edge.runtime.skip import of_halves
     from edge.runtime.skip.units import in_units
-    from edge.runtime.speculate.base import runs_units
+    from edge.runtime.speculate.drafter import runs_units
 
     if options.skip == OFF and not runs_units(options.speculate):
         return bundle

@@ -31,7 +31,7 @@ from edge.runtime.providers import PROVIDERS
 from edge.runtime.skip import POLICIES
 
 if TYPE_CHECKING:
-    from edge.runtime.providers.base import Provider
+    from edge.runtime.providers.provider import Provider
 
 CONTEXT = integer("context", "a whole number of tokens", least=-LARGEST)  # an engine knows its range
 BYTES = number("memory", "an amount of bytes, or a text like 300MB", least=1, most=2**63)
@@ -50,7 +50,7 @@ def named_or_made(value: Any) -> Any:
 
 
 def _drafters() -> Iterable[str]:
-    from edge.runtime.speculate.base import DRAFTERS  # whose module brings onnxruntime
+    from edge.runtime.speculate.drafter import DRAFTERS  # whose module brings onnxruntime
 
     return DRAFTERS
 

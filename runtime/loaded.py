@@ -11,7 +11,7 @@ from edge.home import curves_dir, is_folder
 from edge.runtime.background import Background
 from edge.runtime.memory.process import release_freed
 from edge.runtime.memory.shares import closed
-from edge.runtime.speculate.base import OFF, chosen, find
+from edge.runtime.speculate.drafter import OFF, chosen, find
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -26,7 +26,7 @@ class Loaded:
         bundle: the opened bundle.
         engine: the engine over it, which may still be loading.
         speculate: what drafts tokens that are verified several in a step: ``auto``, ``off`` or a name of
-            `edge.runtime.speculate.base.DRAFTERS`.
+            `edge.runtime.speculate.drafter.DRAFTERS`.
 
     Raises:
         InputError: there is no such drafter, or it does not serve the bundle.

@@ -19,7 +19,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.options import flag, integer, shown, text, unless_none, with_keywords
-from edge.runtime.speculate.base import AUTO, OFF
+from edge.runtime.speculate.drafter import AUTO, OFF
 from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages, learn_end, written
 from edge.runtime.text.thinking import Block, render
 from edge.runtime.text.tokenizer import Text
@@ -39,7 +39,7 @@ class Model(Loaded):
         text: its tokenizer.
         prefill_chunk: most prompt tokens to run in one step; default: the engine's.
         speculate: what drafts tokens that are verified several in a step: ``auto``, ``off`` or a name of
-            `edge.runtime.speculate.base.DRAFTERS`.
+            `edge.runtime.speculate.drafter.DRAFTERS`.
         day: the date, YYYY-MM-DD, of a chat template that tells the model one; default: today.
 
     Raises:

@@ -33,7 +33,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import Text2TextKeywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.options import shown, with_keywords
-from edge.runtime.speculate.base import OFF
+from edge.runtime.speculate.drafter import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.passages import Passages
 from edge.runtime.text.tokenizer import Text

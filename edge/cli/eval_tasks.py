@@ -26,8 +26,8 @@ from edge.runtime.engine.variant import OFF, kv_dtypes, runs_whole
 from edge.runtime.load import as_asked, load
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
-from edge.runtime.providers.base import Provider
-from edge.runtime.speculate.base import chosen
+from edge.runtime.providers.provider import Provider
+from edge.runtime.speculate.drafter import chosen
 from edge.runtime.text2text import Text2Text
 from edge.text_file import lines_of, read_text
 

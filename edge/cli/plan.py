@@ -52,7 +52,7 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.load_options import LoadOptions
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
-    from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
+    from edge.runtime.speculate.drafter import check_argument, check_name, parts_of_model
     from edge.targets import CUDA
 
     speculate, context = args.speculate, args.context
@@ -123,7 +123,7 @@ def _drafts(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter:
     for other drafters.
     """
     from edge.runtime.memory.footprint import MemoryModel
-    from edge.runtime.speculate.base import AUTO, CHOSEN
+    from edge.runtime.speculate.drafter import AUTO, CHOSEN
     from edge.runtime.speculate.planner import StepCosts, expected_gain
 
     width = plan.demand.width

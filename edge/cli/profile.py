@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge.runtime.costs.record import Profile
-    from edge.runtime.profile.ops import Step
+    from edge.runtime.profile.ops import ProfiledStep
     from edge.runtime.profile.profile import ProfileOptions
 
 NAME = "profile"
@@ -100,7 +100,7 @@ def command(args: argparse.Namespace) -> None:
         return
     for path in reports:
         check_target(path)
-    story: Sequence[Step] = ()
+    story: Sequence[ProfiledStep] = ()
     if target.is_file():
         found = _read(target, args.ops)
     else:
@@ -136,7 +136,7 @@ def _options(given: dict[str, Any]) -> ProfileOptions:
 
 def _measure(
     path: Path, options: ProfileOptions, skips: str | None, *, with_ops: bool
-) -> tuple[Profile, Sequence[Step]]:
+) -> tuple[Profile, Sequence[ProfiledStep]]:
     """The profile of a bundle, and with its operators a run of them to be told as a trace. skips: policies."""
     from edge.bundle import open_bundle
     from edge.cli.profile_skipped import checked, telling
@@ -144,7 +144,7 @@ def _measure(
     from edge.runtime.profile.profile import profile, settled
     from edge.runtime.profile.skipped import measure
 
-    story: Sequence[Step] = ()
+    story: Sequence[ProfiledStep] = ()
     bundle = open_bundle(path)
     options = settled(bundle, options)
     policies = None if skips is None else checked(bundle, skips, options)
@@ -186,7 +186,7 @@ def _for(options: ProfileOptions, share: float) -> ProfileOptions:
     return dataclasses.replace(options, seconds=max(1.0, options.seconds * share))
 
 
-def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Path | None) -> None:
+def _write(profile: Profile, story: Sequence[ProfiledStep], trace: Path | None, html: Path | None) -> None:
     """Write the reports that were asked for."""
     if trace is not None:
         from edge.profile.trace import trace_json

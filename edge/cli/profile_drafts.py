@@ -18,7 +18,7 @@ from edge.runtime.load import as_asked, open_engine
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import ProfileOptions, settled
-from edge.runtime.speculate.base import AUTO, DRAFTERS, OFF, check_argument, check_name, parts_of_model
+from edge.runtime.speculate.drafter import AUTO, DRAFTERS, OFF, check_argument, check_name, parts_of_model
 from edge.runtime.text.tokenizer import Text
 
 

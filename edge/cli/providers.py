@@ -11,7 +11,7 @@ from edge.cli.arguments import Parser, add_json
 from edge.cli.tables import console, print_json, table
 
 if TYPE_CHECKING:
-    from edge.runtime.providers.base import Device, Support
+    from edge.runtime.providers.provider import Device, Support
 
 NAME = "providers"
 HELP = "Show what can run a bundle here: processor, GPUs, NPUs."

@@ -22,7 +22,7 @@ from edge.text_file import read_text
 
 if TYPE_CHECKING:
     from edge.catalog import Progress, Say
-    from edge.export.tune.trainer import Step
+    from edge.export.tune.trainer import TrainingStep
 
 NAME = "tune"
 HELP = "Train a model to do with fewer of its layers, for edge run --skip."
@@ -195,12 +195,12 @@ def _stopping(progress: Progress, stop: _Interrupts) -> Progress:
 
 
 @contextmanager
-def _training(steps: int) -> Iterator[tuple[Progress, Callable[[Step], None], Say]]:
+def _training(steps: int) -> Iterator[tuple[Progress, Callable[[TrainingStep], None], Say]]:
     """Progress as of `stages`, and a function that shows each step's loss and share of layers left out."""
     with stages() as (progress, say):
         smooth: list[float] = []
 
-        def told(step: Step) -> None:
+        def told(step: TrainingStep) -> None:
             smooth.append(step.loss)
             loss = sum(smooth[-SPOKEN:]) / len(smooth[-SPOKEN:])
             progress(step.number + 1, steps, "training")

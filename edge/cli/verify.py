@@ -16,7 +16,7 @@ from edge.targets import TARGETS
 
 if TYPE_CHECKING:
     from edge.runtime.check.golden import GoldenReport
-    from edge.runtime.providers.base import Provider
+    from edge.runtime.providers.provider import Provider
 
 NAME = "verify"
 SHOWN = 5  # files that are not the bundle's

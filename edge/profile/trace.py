@@ -12,17 +12,17 @@ from typing import Any
 
 from edge.runtime.costs.record import Op, Profile
 from edge.runtime.profile import graph_runs, node_costs
-from edge.runtime.profile.ops import Step
+from edge.runtime.profile.ops import ProfiledStep
 
 GRAPHS, MEMORY, ANSWERS = 1, 2, 3  # processes of the trace
 
 Event = dict[str, Any]
 
 
-Told = tuple[Step, list[Event]]  # a step, and what is told of each of its nodes
+Told = tuple[ProfiledStep, list[Event]]  # a step, and what is told of each of its nodes
 
 
-def trace_json(profile: Profile, story: Sequence[Step] = ()) -> str:
+def trace_json(profile: Profile, story: Sequence[ProfiledStep] = ()) -> str:
     """A trace: the graphs' steps, layers and nodes on one track each, the memory of a fresh process by kind, and the
     tokens per second of long answers.
 
@@ -71,7 +71,7 @@ def _laid_out(measured: Sequence[Op]) -> Iterator[Told]:
             events.append(graph_runs.Event(op.node, op.op_type, at, op.us, None, None, None))
             at += op.us
         run = graph_runs.Run(start, at - start, events)
-        yield Step(graph, size, context, run, [op.layer for op in nodes]), list(map(_figures, nodes))
+        yield ProfiledStep(graph, size, context, run, [op.layer for op in nodes]), list(map(_figures, nodes))
         start = at
 
 

@@ -26,7 +26,7 @@ from edge.export.facts.progress import Progress
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model
-from edge.runtime.speculate.base import OFF
+from edge.runtime.speculate.drafter import OFF
 from edge.runtime.speculate.successors import FILE, Context, level_of, write_table
 from edge.runtime.text.template import fixed_day
 from edge.runtime.text.tokenizer import Text

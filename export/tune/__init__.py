@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
     from edge.export.facts.progress import Progress
     from edge.export.tune.data import Example
-    from edge.export.tune.trainer import Step
+    from edge.export.tune.trainer import TrainingStep
 
 ANSWERS = "answers.jsonl"
 SETTINGS = "settings.json"
@@ -43,7 +43,7 @@ def tune(
     restart: bool = False,
     stop: Callable[[], bool],
     progress: Progress,
-    told: Callable[[Step], None],
+    told: Callable[[TrainingStep], None],
     say: Callable[[str], None],
 ) -> Path:
     """Tune a decoder for a policy and write it to the folder `out`; see the module's docstring.

@@ -31,7 +31,7 @@ STATE = "state.pt"
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """Figures of one step: nats a token, and the share of layers that answers left out."""
 
     number: int
@@ -70,13 +70,13 @@ class Trainer:
             {"params": list(policy.parameters().values()), "factor": ROUTERS},
         ]
         self._optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.rate, weight_decay=0.0)
-        self.history: list[Step] = []
+        self.history: list[TrainingStep] = []
 
     @property
     def done(self) -> int:
         return len(self.history)
 
-    def run(self, stop: Callable[[], bool], progress: Progress, told: Callable[[Step], None]) -> None:
+    def run(self, stop: Callable[[], bool], progress: Progress, told: Callable[[TrainingStep], None]) -> None:
         """Train from the last checkpoint, if there is one, to the end.
 
         stop: asked between steps. told: of each step.
@@ -125,7 +125,7 @@ class Trainer:
 
         return self.policy.finish(self.network, looked())
 
-    def _step(self, batch: Batch) -> Step:
+    def _step(self, batch: Batch) -> TrainingStep:
         number = self.done
         tensors = self.network.tensors(batch)
         self.policy.begin(self.network, tensors, np.random.default_rng([self.settings.seed, 2, number]))
@@ -147,7 +147,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = group["factor"] * self._rate(number)
         self._optimizer.step()
-        return Step(number, value, self.policy.skipped())
+        return TrainingStep(number, value, self.policy.skipped())
 
     def _rate(self, number: int) -> float:
         warm = max(1, round(WARM_UP * self.settings.steps))
@@ -179,5 +179,5 @@ class Trainer:
             for name, parameter in self._trained.items():
                 parameter.copy_(state["trained"][name])
         self._optimizer.load_state_dict(state["optimizer"])
-        self.history = [Step(*step) for step in state["history"]]
+        self.history = [TrainingStep(*step) for step in state["history"]]
         return True

@@ -33,7 +33,7 @@ Asked = tuple[list[int], Block | None]
 """A prompt's token ids, and the block of thoughts that its answer may begin with."""
 
 
-class Growing:
+class BatchAnswer:
     """An answer that grows token by token. asked: its prompt's token ids, and the block of thoughts that it may begin
     with. capacity: maximum tokens of both."""
 
@@ -100,7 +100,7 @@ class Batch:
         self._routes = engine.routes
         self._capacity = capacity
         self._slots = self._fitting()
-        self._growing: dict[KVCache, Growing] = {}
+        self._growing: dict[KVCache, BatchAnswer] = {}
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
@@ -129,7 +129,7 @@ class Batch:
                 if self._alike(cache):
                     waiting.popleft()
                     self._slots.join(cache)
-                    growing[cache] = Growing(place, asked, cache.capacity, own, engine, self._text)
+                    growing[cache] = BatchAnswer(place, asked, cache.capacity, own, engine, self._text)
                     tokens = np.array(asked[0], np.int64)
                     logits = prefill(engine, cache, tokens, chunk=self._chunk, interrupted=interrupted)
                     if logits is not None:

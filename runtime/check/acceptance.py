@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge.runtime.decode.draft import Draft
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
-from edge.runtime.speculate.base import OFF
+from edge.runtime.speculate.drafter import OFF
 from edge.runtime.speculate.planner import Planner
 
 PROMPTS = (

@@ -30,7 +30,7 @@ from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.runtime.providers import AUTO
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 from edge.runtime.text2text import Text2Text
 
 PROMPTS = (

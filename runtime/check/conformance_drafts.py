@@ -23,7 +23,7 @@ from edge.bundle import Bundle
 from edge.runtime.decode.draft import Draft
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
-from edge.runtime.speculate.base import Budget, Setting, find
+from edge.runtime.speculate.drafter import Budget, Setting, find
 from edge.runtime.speculate.planner import Planner, StepCosts
 
 DRAFTERS = ("lookup", "blend")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.runtime.load import load
 from edge.runtime.providers import AUTO
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 from edge.runtime.speech.transcribe import Transcriber
 
 SOUNDS = ("command", "sentence", "silence", "gap", "long")

@@ -32,7 +32,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import DECODER, PREFILL, Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 from edge.targets import TARGETS, target_for
 
 TOP = 5
@@ -94,7 +94,7 @@ def open_role(
         return make_engine(bundle, Variant(target=role, context=context), provider, threads)
     policy = None
     if role == SKIP:
-        from edge.runtime.skip.base import AllLayers
+        from edge.runtime.skip.skip_policy import AllLayers
 
         policy = AllLayers(bundle)
     kv, graph = INT8 if role == KV8 else FLOAT32, DECODER if role == PREFILL else role

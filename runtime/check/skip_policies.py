@@ -15,7 +15,7 @@ from edge.runtime.check.perplexity import CHUNK, EngineLogits, Progress, compare
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 from edge.runtime.skip import OFF, make_policy, of_halves
 from edge.runtime.skip.units import in_units
 

@@ -10,7 +10,7 @@ from edge.bundle import MANIFEST, Bundle
 from edge.home import curves_dir, is_folder
 from edge.manifest import FLOAT32
 from edge.runtime.providers import AUTO, BEST, PROVIDERS, find_support, open_provider
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 from edge.runtime.providers.threads import pool_threads
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from edge.runtime.engine.states import written
 if TYPE_CHECKING:
     from edge.runtime.engine.encoder import Cross
     from edge.runtime.engine.tree import Tree
-    from edge.runtime.providers.base import Buffer, Provider, Session
+    from edge.runtime.providers.provider import Buffer, Provider, Session
 
 KEPT_STEP = 16  # steps up to this size are kept for the next of their size; larger ones (prompt chunks) are not
 

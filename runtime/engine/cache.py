@@ -14,13 +14,13 @@ from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.route import Route
 from edge.runtime.engine.states import States, StateSnapshot
-from edge.runtime.providers.base import Buffer, Provider, memory_type
+from edge.runtime.providers.provider import Buffer, Provider, memory_type
 
 POSITION = 8  # bytes of a row's position
 UNASKED = 1 << 30  # bytes that no machine is asked about
 
 
-class Seat:
+class MemoryKey:
     """An identity of a cache's memory. Steps and bindings for that memory are stored under it and freed with it."""
 
 
@@ -43,7 +43,7 @@ class KVCache:
     write them in place; `buffers` is the host's view. The system hands them out page by page, so that a large capacity
     costs nothing until rows are written. Rows below `length` are valid; rolling back is moving `length`. `positions`
     [rows] holds the position in the text of each row: in a tree of tokens several rows share one. `cross` is what an
-    encoder made of the input. `seat` is what steps on this memory are kept for. After the capacity, buffers have
+    encoder made of the input. `memory_key` is what steps on this memory are kept for. After the capacity, buffers have
     `spare` rows, which a step may write that are dropped at once. `exact` says whether steps on this cache run even
     numbers of tokens (see `Engine`); it may change between two answers. `total` is what operators are told as the
     number of rows, where that is not how many there are. `states` are those of recurrent and convolutional layers,
@@ -77,7 +77,7 @@ class KVCache:
         self.length = 0
         self.prompt = 0
         self.long, self.tokens = False, list[int]()  # of LongRoPE alone: which factors its text has, and the text
-        self.seat = Seat()
+        self.memory_key = MemoryKey()
         self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side
         self.contiguous = True  # whether row i has position i, for all i
         try:
@@ -175,7 +175,7 @@ class KVCache:
     def branch(self, branches: int) -> None:
         """Make room for the states of so many branches of the text."""
         if self.states is not None and self.states.widen(branches):
-            self.seat = Seat()
+            self.memory_key = MemoryKey()
 
     def fit(self, upto: int) -> None:
         """Make room for steps up to the row `upto`. Caches of graphs for any number of rows have it already."""
@@ -186,9 +186,9 @@ class KVCache:
             for buffer in pair:
                 repeat_rows(buffer, written, upto)
 
-    def sit(self, memory: list[tuple[Buffer, Buffer]], seat: Seat) -> None:
-        """Use this memory from now on, with the identity `seat`."""
-        self.memory, self.seat = memory, seat
+    def use_memory(self, memory: list[tuple[Buffer, Buffer]], memory_key: MemoryKey) -> None:
+        """Use this memory from now on, with the identity `memory_key`."""
+        self.memory, self.memory_key = memory, memory_key
 
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.provider import Buffer, Provider
 
 COUNT = 64  # candidates of a row
 

@@ -13,7 +13,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, KVLayer
 from edge.runtime.engine.failures import FAILURES, failed
-from edge.runtime.providers.base import Buffer, Provider, Session, memory_type
+from edge.runtime.providers.provider import Buffer, Provider, Session, memory_type
 
 Shape = tuple[int, int, int, int]
 Pairs = list[tuple[Buffer, Buffer]]

@@ -25,7 +25,7 @@ from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.engine.want import LOGITS, Likeliest, Ranked, Want
 from edge.runtime.memory.shares import Shares, closed
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 if TYPE_CHECKING:
     from edge.runtime.costs.curve import CostCurve

@@ -11,7 +11,7 @@ from edge.manifest_checks import token_faults
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
-    from edge.runtime.providers.base import Session
+    from edge.runtime.providers.provider import Session
 
 Sizes = dict[int, int]  # of a shape's dimensions, by their places; the others are the host's to choose
 NONE = -1  # the size of a layer that the manifest does not have

@@ -17,7 +17,7 @@ from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.long_rope import LongRope
 from edge.runtime.memory.shares import closed
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 
 class PrefillEngine:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from edge.runtime.engine.cache import KVCache, Seat
-from edge.runtime.providers.base import Buffer
+from edge.runtime.engine.cache import KVCache, MemoryKey
+from edge.runtime.providers.provider import Buffer
 
 Pairs = list[tuple[Buffer, Buffer]]
 
@@ -22,7 +22,7 @@ class Slots:
         self.provider, self._multiple = like.provider, 2 if like.exact else 1
         self.caches: list[KVCache] = []
         slots = self._filled(width)
-        self._seats = [Seat() for _ in range(slots)]
+        self._keys = [MemoryKey() for _ in range(slots)]
         self._memory = [(self._several(key), self._several(value)) for key, value in like.memory]
         states = {} if like.states is None else like.states.memory
         self._states = {name: self._several(buffer) for name, buffer in states.items()}
@@ -32,7 +32,7 @@ class Slots:
 
     def _several(self, like: Buffer) -> Buffer:
         """Memory for all texts of a buffer [1, ...]."""
-        return self.provider.allocate((len(self._seats), *like.shape[1:]), like.dtype)
+        return self.provider.allocate((len(self._keys), *like.shape[1:]), like.dtype)
 
     @property
     def size(self) -> int:
@@ -65,7 +65,7 @@ class Slots:
         before = cache.memory if cache.length else []  # a cache in a device's memory takes none before it is used
         states = None if cache.states is None else cache.states.snapshot()
         memory, mine = self.part(1, slot)
-        cache.sit(memory, self._seats[slot])
+        cache.use_memory(memory, self._keys[slot])
         for old, new in zip(before, memory, strict=bool(before)):
             for source, target in zip(old, new, strict=True):
                 self.provider.copy(source, target, cache.length)  # a layer that tokens skipped has fewer rows

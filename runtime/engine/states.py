@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.limits import LASTING
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.provider import Buffer, Provider
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from edge.runtime.providers import BEST, provider_name
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.memory.plan import Plan
-    from edge.runtime.providers.base import Provider
-    from edge.runtime.skip.base import SkipPolicy
+    from edge.runtime.providers.provider import Provider
+    from edge.runtime.skip.skip_policy import SkipPolicy
 
 AUTO, OFF = "auto", "off"
 DECODER, PREFILL = "decoder", "prefill"  # roles of graphs

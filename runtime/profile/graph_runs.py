@@ -16,7 +16,7 @@ from edge.manifest import Manifest
 from edge.runtime.engine.binding import LAST_ROW, Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 ROLES = ("frontend", "encoder", "decoder", "prefill")  # in the order in which they are shown
 FRAMES = 2  # of features for each row that an encoder of sound makes

@@ -30,7 +30,7 @@ from edge.runtime.profile.graph_runs import Event, Run
 from edge.runtime.profile.placement import placement_of, with_times
 from edge.runtime.profile.subject import source_tokens
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 CONTEXT = 512  # tokens in the KV cache, where the bundle takes so many
 WARM, LEAST, MOST = 2, 5, 40  # runs of each graph and size: not measured, at least, at most
@@ -44,7 +44,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """One run of a graph, for the trace: a prompt's chunk, a token, or an encoder's or frontend's run."""
 
     graph: str
@@ -60,7 +60,9 @@ class Measured:
 
     ops: list[Op]
     placement: list[Placement]  # with the shares of time of each graph's smallest step
-    story: list[Step] = field(default_factory=list)  # one input and a few tokens, one after another, profiler included
+    story: list[ProfiledStep] = field(
+        default_factory=list
+    )  # one input and a few tokens, one after another, profiler included
     notes: list[str] = field(default_factory=list)
 
 
@@ -170,7 +172,7 @@ class _Measuring:
         story = []
         for job, context, place in self._story:
             run = runs[job.graph][place]
-            story.append(Step(job.graph, job.size, context, run, layers(run.events)))
+            story.append(ProfiledStep(job.graph, job.size, context, run, layers(run.events)))
         return Measured(ops, with_times(placement_of(self._provider, opened), ops), story, [note])
 
     def _repeat(self, job: _Job, seconds: float) -> None:

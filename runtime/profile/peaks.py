@@ -21,7 +21,7 @@ from edge.runtime.costs import machine
 from edge.runtime.costs.record import Peaks
 from edge.runtime.onnx_proto import model_of
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 
 MEMORY_BYTES = 256 << 20  # more than the caches of any small device hold
 CACHE_BYTES = 4 << 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge.runtime.costs.record import Op, Placement
 from edge.runtime.profile.graph_file import read_graph
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 if TYPE_CHECKING:
     from edge.runtime.engine.engine import Engine

@@ -42,8 +42,8 @@ from edge.runtime.profile.measure import Group, Job, Series, take_turns
 from edge.runtime.profile.placement import of_engine
 from edge.runtime.profile.subject import Subject, input_kind, source_tokens
 from edge.runtime.providers import AUTO, BEST, check_provider, find_support, open_provider
-from edge.runtime.providers.base import SIMULATES
 from edge.runtime.providers.instructions import lacking
+from edge.runtime.providers.provider import SIMULATES
 from edge.targets import CUDA, read_target, target_for
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)

@@ -9,7 +9,7 @@ from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
-    from edge.runtime.providers.base import Provider, ProviderModule, Support
+    from edge.runtime.providers.provider import Provider, ProviderModule, Support
 
 AUTO = "auto"
 BEST = "cpu"  # what auto stands for where nothing else was measured: see `edge.runtime.costs.measured`

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from edge.errors import BundleError, DeviceError, EdgeError, on_one_line
 from edge.runtime.mapped_file import MappedFile
-from edge.runtime.providers.base import SIMULATES, Binding, Buffer, Device, Session, open_session
 from edge.runtime.providers.cpu import Cpu, session_options
+from edge.runtime.providers.provider import SIMULATES, Binding, Buffer, Device, Session, open_session
 
 NAMED = 3  # nodes that a refusal names
 SHARED = "ep.share_ep_contexts"  # whether models that were compiled together share what is in their binary
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Accelerator(Cpu):
-    """See `edge.runtime.providers.base.Provider`.
+    """See `edge.runtime.providers.provider.Provider`.
 
     Args:
         name: of the provider; `execution_provider`: onnxruntime's name of it.

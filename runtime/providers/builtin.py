@@ -10,8 +10,8 @@ import onnxruntime as ort
 from edge.errors import InputError
 from edge.manifest import Manifest
 from edge.runtime.providers.accelerator import Accelerator
-from edge.runtime.providers.base import Device, Support
 from edge.runtime.providers.cpu import arena_bytes
+from edge.runtime.providers.provider import Device, Support
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from edge.runtime.kernels.library import Kernels, find_kernels, without_kernels
 from edge.runtime.kernels.units import Units
 from edge.runtime.largest import largest_of_each
 from edge.runtime.mapped_file import check, mapped_file, unchanged
-from edge.runtime.providers.base import (
+from edge.runtime.providers.huge_pages import huge_pages
+from edge.runtime.providers.instructions import ARM
+from edge.runtime.providers.provider import (
     CPU,
     Buffer,
     Device,
@@ -33,8 +35,6 @@ from edge.runtime.providers.base import (
     nodes_by_provider,
     open_session,
 )
-from edge.runtime.providers.huge_pages import huge_pages
-from edge.runtime.providers.instructions import ARM
 from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"
@@ -68,7 +68,7 @@ def _devices() -> list[Device]:
 
 
 class Cpu:
-    """See `edge.runtime.providers.base.Provider`. arena: bytes of the arena's first region; -1: onnxruntime's own."""
+    """See `edge.runtime.providers.provider.Provider`. arena: bytes of the arena's first region; -1: onnxruntime's."""
 
     name = NAME
     simulated = False

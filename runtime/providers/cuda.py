@@ -24,11 +24,11 @@ from edge.extras import install
 from edge.manifest import Manifest
 from edge.runtime.mapped_file import MappedFile, reading
 from edge.runtime.providers.accelerator import Accelerator, DeviceSession
-from edge.runtime.providers.base import BFLOAT16, GPU, Binding, Buffer, Device, Session, Support, open_session
 from edge.runtime.providers.captures import NONE, Captures
 from edge.runtime.providers.cpu import arena_bytes, session_options
 from edge.runtime.providers.device_graphs import copying, gathering, top
 from edge.runtime.providers.device_memory import DeviceBuffer, DeviceMemory, plain_type
+from edge.runtime.providers.provider import BFLOAT16, GPU, Binding, Buffer, Device, Session, Support, open_session
 
 NAME = "cuda"
 HELP = "NVIDIA's GPUs; of several cuda:1 is the second"
@@ -151,7 +151,7 @@ def _error_of_count() -> int:
 
 
 class Cuda(Accelerator):
-    """See `edge.runtime.providers.base.Provider`.
+    """See `edge.runtime.providers.provider.Provider`.
 
     Args:
         append: adds the execution provider with these options of it to the options of a session.

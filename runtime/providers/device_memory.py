@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edge.runtime.providers.base import BFLOAT16, Buffer
+from edge.runtime.providers.provider import BFLOAT16, Buffer
 
 SMALL = 4096  # bytes up to which it is looked first whether anything changed: cheaper than to copy
 

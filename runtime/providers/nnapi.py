@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.runtime.providers.base import NPU
 from edge.runtime.providers.builtin import Builtin
+from edge.runtime.providers.provider import NPU
 
 NAME = "nnapi"
 HELP = "Android's accelerators, by NNAPI"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from types import ModuleType
 
-from edge.runtime.providers.base import CPU, GPU, NPU
 from edge.runtime.providers.plugin import Plugin
+from edge.runtime.providers.provider import CPU, GPU, NPU
 
 NAME = "openvino"
 HELP = "Intel's processors, GPUs and NPUs"

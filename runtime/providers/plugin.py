@@ -21,9 +21,9 @@ from edge.errors import BundleError, EdgeError, InputError, on_one_line
 from edge.extras import install, needing
 from edge.manifest import Manifest
 from edge.runtime.providers.accelerator import SHARED, Accelerator, standard_output_kept
-from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, RUNS, SIMULATES, Device, Support, open_session
 from edge.runtime.providers.cpu import arena_bytes, session_options
 from edge.runtime.providers.instructions import ARM
+from edge.runtime.providers.provider import COMPILES, CPU, GPU, NPU, RUNS, SIMULATES, Device, Support, open_session
 from edge.runtime.providers.threads import share_thread_pool
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from edge.children import find_program, run
-from edge.runtime.providers.base import NPU
 from edge.runtime.providers.plugin import Plugin
+from edge.runtime.providers.provider import NPU
 
 NAME = "qnn"
 HELP = "Qualcomm's NPUs; on x86 a simulator"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.runtime.providers.base import GPU
 from edge.runtime.providers.plugin import Plugin
+from edge.runtime.providers.provider import GPU
 
 NAME = "webgpu"
 HELP = "GPUs, by WebGPU"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.runtime.providers.base import CPU
 from edge.runtime.providers.builtin import Builtin
+from edge.runtime.providers.provider import CPU
 
 NAME = "xnnpack"
 HELP = "the processor, with XNNPACK's kernels"

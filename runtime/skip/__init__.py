@@ -9,7 +9,7 @@ from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.skip.base import SkipPolicy
+    from edge.runtime.skip.skip_policy import SkipPolicy
 
 OFF = "off"
 POLICIES = Registry(__name__, "skip policy")

@@ -18,8 +18,8 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.route import NO_LIMIT, Route
-from edge.runtime.skip.base import middle, share
 from edge.runtime.skip.prompt import PromptPolicy
+from edge.runtime.skip.skip_policy import middle, share
 
 NAME = "ffn"
 HELP = "the share R of feed-forward blocks that change the prompt least, or each token by itself"

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError, on_one_line
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
-from edge.runtime.skip.base import middle
 from edge.runtime.skip.prompt import PromptPolicy
+from edge.runtime.skip.skip_policy import middle
 
 NAME = "first"
 HELP = "the layers that routers, trained by edge tune, find the prompt does not need"

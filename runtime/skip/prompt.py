@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.route import Route, all_units
-from edge.runtime.skip.base import MANY, SkipPolicy
+from edge.runtime.skip.skip_policy import MANY, SkipPolicy
 
 
 class PromptPolicy(SkipPolicy):

@@ -13,7 +13,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.route import Route, all_units
-from edge.runtime.skip.base import SkipPolicy, middle, skippable
+from edge.runtime.skip.skip_policy import SkipPolicy, middle, skippable
 
 NAME = "skipdecode"
 HELP = "fewer layers the further an answer gets, from MAX down to MIN"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from edge.bundle import Bundle
 from edge.runtime.engine.route import all_units
-from edge.runtime.skip.base import FixedRoute, middle, share, skippable
+from edge.runtime.skip.skip_policy import FixedRoute, middle, share, skippable
 
 NAME = "unified"
 HELP = "the same share R of the layers for every token, spread evenly"

@@ -12,7 +12,7 @@ from edge.runtime.engine.variant import DECODER
 from edge.runtime.providers import BEST, provider_name
 
 if TYPE_CHECKING:
-    from edge.runtime.providers.base import Provider
+    from edge.runtime.providers.provider import Provider
 
 HALVES = "feed_forward"
 LEAST = 3  # layers, of which the first and the last one always run

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.speculate import lookup
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 from edge.runtime.speculate.successors import NONE, Successors, table_nbytes
 
 NAME = "blend"

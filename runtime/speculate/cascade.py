@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.speculate import lookup, recycle, trigram
-from edge.runtime.speculate.base import Budget, Drafter, DrafterModule, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, DrafterModule, Setting
 
 NAME = "cascade"
 HELP = "lookup, then trigram, then recycle, where those before have nothing to say"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.runtime.decode.draft import NOTHING, Draft
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 
 NAME = "input"
 HELP = "the input of a text-to-text model, where the output resembles it"

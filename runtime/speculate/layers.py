@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.skip import base as skip
+from edge.runtime.skip import skip_policy as skip
 from edge.runtime.skip.unified import spread
 
 Unit = tuple[int, ...]

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from edge.runtime.decode.draft import NOTHING, Draft
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 
 NAME = "lookup"
 HELP = "what followed the same words earlier in prompt or answer"

@@ -25,7 +25,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import DECODER, Variant, kv_dtypes
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.providers import AUTO, BEST, open_provider
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 from edge.runtime.text.tokenizer import Text
 
 NAME = "model"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.speculate import lookup
-from edge.runtime.speculate.base import Budget
+from edge.runtime.speculate.drafter import Budget
 
 if TYPE_CHECKING:
     from edge.runtime.costs.curve import CostCurve

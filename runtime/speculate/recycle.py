@@ -23,7 +23,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.largest import largest_of_each
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 
 NAME = "recycle"
 HELP = "what the model held likely when it last read the same token"

@@ -27,8 +27,8 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.memory.footprint import GRAPH
-from edge.runtime.skip.base import AllLayers, middle
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.skip.skip_policy import AllLayers, middle
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import PRIORS, written
 

@@ -21,7 +21,7 @@ from edge.runtime.decode.sampling import Sampler
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.kernels.library import find_kernels
-from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, Drafter, Setting, find, source_tokens, widest_draft
+from edge.runtime.speculate.drafter import AUTO, OFF, WIDTHS, Drafter, Setting, find, source_tokens, widest_draft
 from edge.runtime.speculate.planner import GUESSED_SLOPE, OWN_SLOPE, OWN_SLOPES, Planner, StepCosts
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 
 from edge.runtime.decode.draft import NOTHING, Draft
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 
 NAME = "trigram"
 HELP = "what most often followed the last two tokens"

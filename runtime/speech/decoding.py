@@ -33,7 +33,7 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import held
-from edge.runtime.speculate.base import EARLIER
+from edge.runtime.speculate.drafter import EARLIER
 from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.speech.evidence import Evidence, log_probabilities, said_before
 from edge.runtime.speech.lengths import encoder_window, repeats
@@ -65,7 +65,7 @@ class Decoded:
         return len(data) / len(zlib.compress(data))
 
 
-class Decoder:
+class WindowDecoder:
     """Decodes one window after the other: `hear` it, then `decode` it. engine: of a bundle for speech."""
 
     def __init__(

@@ -25,9 +25,9 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import TranscribeKeywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.options import shown, with_keywords
-from edge.runtime.speculate.base import OFF
+from edge.runtime.speculate.drafter import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
-from edge.runtime.speech.decoding import Decoded, Decoder
+from edge.runtime.speech.decoding import Decoded, WindowDecoder
 from edge.runtime.speech.live import Recording
 from edge.runtime.speech.segments import Segment, split
 from edge.runtime.speech.transcribe_options import TranscribeOptions
@@ -139,7 +139,7 @@ class Transcription(Iterator[Segment]):
                 return not recording.waiting() and ends_in_pause(held, rate)
 
         self._windows = Windows(audio.blocks, self._speech.window_samples, enough)
-        self._decoder: Decoder | None = None
+        self._decoder: WindowDecoder | None = None
         self._segments = self._run()
 
     @property
@@ -172,7 +172,7 @@ class Transcription(Iterator[Segment]):
 
     def _understood(self) -> Generator[Segment, None, None]:
         options, speech, windows = self._options, self._speech, self._windows
-        decoder = self._decoder = Decoder(self._model.engine, self._model.text, options, self._model.speculation)
+        decoder = self._decoder = WindowDecoder(self._model.engine, self._model.text, options, self._model.speculation)
         tick = speech.sample_rate // speech.frames_per_second
         room = self._model.engine.context // 2 - 1  # for earlier text in a prompt, after the token that announces it
         said: list[int] = []  # tokens of earlier windows, for the next one's prompt

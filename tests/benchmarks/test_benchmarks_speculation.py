@@ -15,7 +15,7 @@ from speculation import Answer, goals, summary
 
 from edge.bundle import Bundle
 from edge.runtime.decode.draft import Draft
-from edge.runtime.speculate.base import DRAFTERS
+from edge.runtime.speculate.drafter import DRAFTERS
 
 DID = {"steps": 10, "drafted": 30, "accepted": 20, "draft_s": 0.001}
 

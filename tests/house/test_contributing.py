@@ -20,7 +20,7 @@ from edge.bundle import Bundle
 from edge.export.graph import families
 from edge.registry import Registry
 from edge.runtime import speculate
-from edge.runtime.speculate.base import DRAFTERS
+from edge.runtime.speculate.drafter import DRAFTERS
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CODE = re.findall(r"`(?:\w+/)+(\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL)

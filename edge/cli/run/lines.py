@@ -84,7 +84,7 @@ def run_lines(
                 yield place, one
 
     blank = partial(_blank, candidates=options.n_best > 1) if args.json else None
-    return _fill(Kept(args.output, identity(model.bundle, options, args), lines, blank), order, make)
+    return _fill(AnswerOutput(args.output, identity(model.bundle, options, args), lines, blank), order, make)
 
 
 def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, args: argparse.Namespace) -> int:
@@ -113,7 +113,7 @@ def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, ar
     # How many are side by side changes no answer, but what a memory budget has room for.
     also = ["system", "raw", *([] if args.memory is None else ["batch"])]
     blank = _blank if args.json else None
-    return _fill(Kept(args.output, identity(model.bundle, options, args, *also), lines, blank), order, make)
+    return _fill(AnswerOutput(args.output, identity(model.bundle, options, args, *also), lines, blank), order, make)
 
 
 def _lengths(lines: Sequence[str], file: Path, length: Callable[[str], int]) -> dict[int, int]:
@@ -128,7 +128,7 @@ def _lengths(lines: Sequence[str], file: Path, length: Callable[[str], int]) -> 
     return lengths
 
 
-def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answers]) -> int:
+def _fill(kept: AnswerOutput, order: Sequence[int], make: Callable[[Sequence[int]], Answers]) -> int:
     """Keep the answers to the lines at these places, those left out that an earlier command kept; returns the exit
     status. make: the answers, as they are done, which end early where they are interrupted."""
     begun, made = time.monotonic(), list[Answer]()
@@ -276,7 +276,7 @@ def _open_kept(path: Path) -> BinaryIO:
         raise
 
 
-class Kept:
+class AnswerOutput:
     """Output of answers. Without a file, an answer is printed as soon as those of all earlier lines were.
 
     With a file FILE, each answer is appended to FILE.part at once, as one line of JSON, and `finish` writes FILE. A
@@ -304,7 +304,7 @@ class Kept:
         self._file: BinaryIO | None = None
         self._blank, self._printed = blank, 0
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> AnswerOutput:
         if self.path is None:
             return self
         try:

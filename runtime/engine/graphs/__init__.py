@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.engine.graphs.protocol import Graphs
     from edge.runtime.engine.variant import Variant
-    from edge.runtime.providers.base import Provider
+    from edge.runtime.providers.provider import Provider
 
 
 def open_graphs(bundle: Bundle, variant: Variant, provider: Provider) -> Graphs:

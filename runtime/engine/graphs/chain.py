@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from edge.runtime.providers.base import Binding, Buffer, Provider, Session
+from edge.runtime.providers.provider import Binding, Buffer, Provider, Session
 
 
 class Chain:

@@ -15,10 +15,10 @@ from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.candidates import candidates_of
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.graphs.device_cache import DeviceCache, DeviceMemoryPool
 from edge.runtime.engine.graphs.device_plan import LEAST, plan_for
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.protocol import context_of
-from edge.runtime.engine.graphs.seats import DeviceCache, Seats
 from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import check_sessions
 from edge.runtime.engine.graphs.whole import kept_step
@@ -28,7 +28,7 @@ from edge.runtime.engine.want import CANDIDATES, LOGITS, Want
 from edge.runtime.kernels.graph_check import read_graph
 from edge.runtime.kernels.nodes import LIKELIEST_TOKENS
 from edge.runtime.limits import DEFAULT_CONTEXT
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 from edge.targets import DeviceTarget, read_device_target
 
 
@@ -61,7 +61,7 @@ class DeviceGraph:
         self.takes_trees = any("attention_bias" in name for name in self.session.inputs)
         check_sessions(bundle, self.sessions, self.encoder)
         self.kv = dataclasses.replace(bundle.manifest.kv, dtype=self.target.activations)
-        self.seats = Seats(self.context)
+        self.pool = DeviceMemoryPool(self.context)
         vocab = bundle.manifest.dims.vocab_size
         self._steps = KeptSteps[Step, WholeBinding](provider, vocab, remote=True)
         self.several = Several(self.session, vocab) if self.encoder is None else None
@@ -113,7 +113,7 @@ class DeviceGraph:
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> DeviceCache:
         if rows < 1:
             raise InputError(f"A KV cache needs room for at least one token, not {rows}.")
-        return DeviceCache(self.provider, self.kv, rows, self.seats, cross)
+        return DeviceCache(self.provider, self.kv, rows, self.pool, cross)
 
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want

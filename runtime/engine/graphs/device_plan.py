@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.bundle import Bundle
-from edge.runtime.providers.base import memory_type
+from edge.runtime.providers.provider import memory_type
 from edge.targets import DeviceTarget, weights_of
 
 WORKSPACE = 512 << 20  # bytes of activations, recorded steps and the device's libraries: an estimate, not measured yet

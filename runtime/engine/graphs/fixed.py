@@ -31,7 +31,7 @@ from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK, SIDE_BY_SIDE
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
-from edge.runtime.providers.base import NPU, RUNS, Provider, Session
+from edge.runtime.providers.provider import NPU, RUNS, Provider, Session
 from edge.targets import Compiled, StaticGraph, Target, read_target
 
 _log = logging.getLogger(__name__)

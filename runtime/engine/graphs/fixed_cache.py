@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.cache import KVCache, repeat_rows
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.provider import Buffer, Provider
 
 
 class FixedCache(KVCache):

@@ -15,7 +15,7 @@ from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.graphs.fixed_mask import source_mask_of
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import open_provider
-from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.providers.provider import Buffer, Provider, Session
 from edge.targets import Table, Target
 
 

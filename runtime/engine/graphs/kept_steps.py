@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
-from edge.runtime.engine.cache import KVCache, Seat
+from edge.runtime.engine.cache import KVCache, MemoryKey
 from edge.runtime.engine.want import TOKENS, Likeliest, Ranked, Want
 from edge.runtime.kernels.nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.provider import Buffer, Provider
 
 S = TypeVar("S", bound=StepBuffers)
 B = TypeVar("B")
@@ -29,13 +29,13 @@ class KeptSteps(Generic[S, B]):
 
     def __init__(self, provider: Provider, vocab: int, *, remote: bool = False) -> None:
         self._provider, self._vocab, self._remote = provider, vocab, remote
-        self._steps: WeakKeyDictionary[Seat, dict[tuple[int, int, Want], S]] = WeakKeyDictionary()
-        self._bound: WeakKeyDictionary[Seat, dict[tuple[str, ...], B]] = WeakKeyDictionary()  # by outputs
+        self._steps: WeakKeyDictionary[MemoryKey, dict[tuple[int, int, Want], S]] = WeakKeyDictionary()
+        self._bound: WeakKeyDictionary[MemoryKey, dict[tuple[str, ...], B]] = WeakKeyDictionary()  # by outputs
         self._logits = SharedLogits(provider, vocab)
 
     def known(self, cache: KVCache, size: int, rows: int, want: Want) -> S | None:
         """The step of this shape on a cache, where there was one."""
-        steps = self._steps.get(cache.seat)
+        steps = self._steps.get(cache.memory_key)
         return None if steps is None else steps.get((size, rows, want))
 
     def keep(self, cache: KVCache, step: S, rows: int, want: Want) -> S:
@@ -43,7 +43,7 @@ class KeptSteps(Generic[S, B]):
         if isinstance(want, Likeliest):
             step.inputs[LIKELIEST_COUNT] = self._provider.adopt(np.array([want.top], np.int64))
         if step.size <= KEPT_STEP:
-            self._steps.setdefault(cache.seat, {})[step.size, rows, want] = step
+            self._steps.setdefault(cache.memory_key, {})[step.size, rows, want] = step
         return step
 
     def binding(self, cache: KVCache, size: int, outputs: dict[str, Buffer], bind: Callable[[KVCache, int], B]) -> B:
@@ -54,7 +54,7 @@ class KeptSteps(Generic[S, B]):
         """
         if size > KEPT_STEP:
             return bind(cache, size)
-        kept, written = self._bound.setdefault(cache.seat, {}), tuple(outputs)
+        kept, written = self._bound.setdefault(cache.memory_key, {}), tuple(outputs)
         if written not in kept:
             kept[written] = bind(cache, KEPT_STEP)
         return kept[written]
@@ -91,16 +91,16 @@ class SharedLogits:
 
     def __init__(self, provider: Provider, vocab: int) -> None:
         self._provider, self._vocab = provider, vocab
-        self._shared: WeakKeyDictionary[Seat, Buffer] = WeakKeyDictionary()
+        self._shared: WeakKeyDictionary[MemoryKey, Buffer] = WeakKeyDictionary()
 
     def of(self, cache: KVCache, rows: int) -> Buffer:
         """A buffer [1, R, V]."""
         provider = self._provider
         if rows == 1 or rows > KEPT_STEP:
             return provider.allocate((1, rows, self._vocab), np.float32)
-        shared = self._shared.get(cache.seat)
+        shared = self._shared.get(cache.memory_key)
         if shared is None:
-            shared = self._shared[cache.seat] = provider.allocate((KEPT_STEP, self._vocab), np.float32)
+            shared = self._shared[cache.memory_key] = provider.allocate((KEPT_STEP, self._vocab), np.float32)
         return provider.part(shared, (1, rows, self._vocab))
 
 

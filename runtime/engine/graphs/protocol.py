@@ -19,7 +19,7 @@ from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import Want
 from edge.runtime.limits import DEFAULT_CONTEXT
-from edge.runtime.providers.base import Session
+from edge.runtime.providers.provider import Session
 from edge.targets import DeviceTarget, Target
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from edge.runtime.engine.binding import StepBuffers
 from edge.runtime.engine.cache import KVCache, Snapshot
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.route import Route
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.provider import Provider
 
 
 class SegmentedCache(KVCache):

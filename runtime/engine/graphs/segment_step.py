@@ -12,7 +12,7 @@ from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.route import NO_LIMIT, Route
 from edge.runtime.engine.tree import Tree
 from edge.runtime.kernels.units import LIMITS, RAN, ROUTE, of_all
-from edge.runtime.providers.base import Buffer, Session
+from edge.runtime.providers.provider import Buffer, Session
 
 
 class SegmentsBinding(CacheBinding):

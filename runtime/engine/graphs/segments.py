@@ -28,10 +28,10 @@ from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
 from edge.runtime.kernels.units import Units, of_all
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 if TYPE_CHECKING:
-    from edge.runtime.skip.base import SkipPolicy
+    from edge.runtime.skip.skip_policy import SkipPolicy
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from edge.runtime.engine.route import NO_LIMIT, Route
 from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.kernels.units import LIMITS, ROUTE, of_all
-from edge.runtime.providers.base import Session
+from edge.runtime.providers.provider import Session
 
 ALL: Route = (0,)  # of a graph of all layers, which is one unit
 

@@ -13,7 +13,7 @@ from edge.runtime.engine.long_rope import long_rope
 from edge.runtime.engine.variant import Variant
 from edge.runtime.kernels.nodes import LIKELIEST_TOKENS
 from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 
 class SingleSession:

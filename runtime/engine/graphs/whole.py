@@ -20,7 +20,7 @@ from edge.runtime.engine.states import States
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
-from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.provider import Provider, Session
 
 
 class WholeGraph(SingleSession):

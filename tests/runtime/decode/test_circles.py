@@ -21,7 +21,7 @@ from edge.runtime.decode.loop import generate
 from edge.runtime.decode.rules.circles import Circles
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.engine.want import LOGITS, TOKENS
-from edge.runtime.speculate.base import Budget
+from edge.runtime.speculate.drafter import Budget
 from edge.runtime.speculate.speculation import Speculation
 
 VOCAB = 40

@@ -15,7 +15,7 @@ from edge.cli.main import main
 from edge.errors import BundleError, ExportError
 from edge.golden import read_golden
 from edge.runtime.providers import cuda
-from edge.runtime.providers.base import GPU, Device, Support
+from edge.runtime.providers.provider import GPU, Device, Support
 from edge.targets import CUDA, path_of, read_device_target
 
 PROMPTS = ["the moon", "one two three", "a", "the sea and the sky", "words"]

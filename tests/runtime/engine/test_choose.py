@@ -26,7 +26,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, TOKENS
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
-from edge.runtime.skip.base import AllLayers
+from edge.runtime.skip.skip_policy import AllLayers
 from edge.runtime.text.tokenizer import Text
 
 

@@ -31,8 +31,8 @@ from edge.runtime.memory import footprint as memory_model
 from edge.runtime.memory.footprint import MemoryModel
 from edge.runtime.memory.plan import needed
 from edge.runtime.profile import ops
-from edge.runtime.providers.base import Buffer
-from edge.runtime.speculate.base import Budget
+from edge.runtime.providers.provider import Buffer
+from edge.runtime.speculate.drafter import Budget
 from edge.runtime.speculate.speculation import Speculation
 from edge.runtime.speculate.successors import FILE as SUCCESSORS
 

@@ -22,7 +22,7 @@ from edge.runtime.profile.graph_file import read_graph
 from edge.runtime.profile.placement import of_engine, placement_of, with_times
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.providers import cpu
-from edge.runtime.providers.base import NPU, Device, Session, Support
+from edge.runtime.providers.provider import NPU, Device, Session, Support
 from edge.runtime.providers.threads import pool_threads
 
 CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"

@@ -24,13 +24,13 @@ from edge.runtime.choose import choose
 from edge.runtime.decode.sampling import Categorical, SamplingOptions, make_sampler
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.device_cache import DeviceMemoryPool
 from edge.runtime.engine.graphs.device_plan import plan_for
-from edge.runtime.engine.graphs.seats import Seats
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.providers import cuda, open_provider
-from edge.runtime.providers.base import BFLOAT16, Buffer
 from edge.runtime.providers.captures import MOST, NONE, REMEMBERED, SEEN, Captures
+from edge.runtime.providers.provider import BFLOAT16, Buffer
 from edge.targets import CUDA, read_device_target
 
 TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, CONTEXT)
@@ -164,7 +164,7 @@ def test_texts_at_a_time_have_memory_of_their_own(engine: Engine) -> None:
 def test_a_cache_of_another_size_lets_go_of_what_was_recorded(
     engine: Engine, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.runtime.engine.graphs.seats.SMALLEST", 16)
+    monkeypatch.setattr("edge.runtime.engine.graphs.device_cache.SMALLEST", 16)
     cache = engine.make_cache(10)
     for token in TOKENS[:6]:
         engine.step(cache, token[None], want="tokens")
@@ -190,16 +190,16 @@ def test_the_least_recently_replayed_step_goes_first() -> None:
 def test_texts_of_an_encoder_leave_nothing_behind(tmp_path: Path, gpu: FakeCuda) -> None:
     """Each text's keys and values are in other memory, and of their steps no more is kept than of recorded ones."""
     bundle = encoder_decoder_of("t5", tmp_path, Wanted(CUDA))
-    engine, seats = Engine(bundle, Variant(target=CUDA), gpu), set()
+    engine, pool = Engine(bundle, Variant(target=CUDA), gpu), set()
     assert engine.encoder is not None
     for length in range(3, 40):
         cache = engine.new_cache(CONTEXT, engine.encoder.encode_text(TOKENS[:length]))
         for token in TOKENS[:5]:
             engine.step(cache, token[None])
-        seats.add(id(cache.seat))
-        bound = engine.graphs._steps._bound[cache.seat]
+        pool.add(id(cache.memory_key))
+        bound = engine.graphs._steps._bound[cache.memory_key]
         del cache
-    assert len(seats) == 1
+    assert len(pool) == 1
     known = [len(binding._bound._known) for binding in bound.values()]
     assert max(known) <= MOST + REMEMBERED and len(engine.session.captures) <= MOST
 
@@ -249,7 +249,7 @@ def test_keys_values_and_logits_stay_on_the_device(engine: Engine, bundle: Bundl
     engine.step(cache, TOKENS[20:21], want="tokens")
     engine.step(cache, TOKENS[21:22], want="candidates")
     assert all(buffer.memory.host is None for pair in cache.memory for buffer in pair)  # type: ignore[attr-defined]
-    results = {asked: step.result for (_, _, asked), step in engine.graphs._steps._steps[cache.seat].items()}
+    results = {asked: step.result for (_, _, asked), step in engine.graphs._steps._steps[cache.memory_key].items()}
     assert results["candidates"].memory.host is None  # type: ignore[attr-defined]
     assert results["tokens"].memory.host is not None  # type: ignore[attr-defined]
 
@@ -263,7 +263,7 @@ def test_a_full_device_says_what_would_fit(engine: Engine, gpu: FakeCuda, monkey
         return allocate(self, shape, dtype)
 
     monkeypatch.setattr(FakeCuda, "allocate", some)
-    engine.graphs.seats = Seats(2**14)
+    engine.graphs.device_cache = DeviceMemoryPool(2**14)
     cache = engine.make_cache(2**13)
     with pytest.raises(
         InputError, match=r"for a KV cache of 8192 tokens, and would have some for \d+; choose --context"

@@ -26,9 +26,9 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.providers import PROVIDERS, find_support, open_provider, plugin
 from edge.runtime.providers.accelerator import Accelerator, DeviceBinding
-from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, SIMULATES, Device, Support
 from edge.runtime.providers.builtin import Builtin
 from edge.runtime.providers.plugin import Plugin
+from edge.runtime.providers.provider import COMPILES, CPU, GPU, NPU, SIMULATES, Device, Support
 
 PLUGINS = {
     "qnn": ("onnxruntime_qnn", "npu-qualcomm"),

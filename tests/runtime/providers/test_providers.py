@@ -21,7 +21,7 @@ from edge.cli.main import main
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.providers import PROVIDERS, base, check_provider, cpu, open_provider
-from edge.runtime.providers.base import Binding, Buffer, Session
+from edge.runtime.providers.provider import Binding, Buffer, Session
 
 SENTENCE = "A man rides a bicycle."
 
@@ -227,7 +227,7 @@ def test_a_device_is_simulated_where_the_simulator_runs_a_node(
 ) -> None:
     """Not where all nodes are left to the processor, whose times are real."""
     from edge.runtime.providers.accelerator import Accelerator
-    from edge.runtime.providers.base import NPU, SIMULATES, Device
+    from edge.runtime.providers.provider import NPU, SIMULATES, Device
 
     def append(options: object) -> None:
         """onnxruntime adds the processor by itself."""

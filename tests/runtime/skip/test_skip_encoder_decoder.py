@@ -24,10 +24,10 @@ from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.skip import first
-from edge.runtime.skip.base import AllLayers
 from edge.runtime.skip.ffn import FeedForward
+from edge.runtime.skip.skip_policy import AllLayers
 from edge.runtime.skip.skipdecode import SkipDecode
-from edge.runtime.speculate.base import Budget
+from edge.runtime.speculate.drafter import Budget
 from edge.runtime.speculate.speculation import Speculation
 
 SIZES = dict(

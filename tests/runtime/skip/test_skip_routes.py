@@ -28,8 +28,8 @@ from edge.runtime.engine.want import TOKENS
 from edge.runtime.kernels.units import Units, take_units
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
-from edge.runtime.skip.base import AllLayers, FixedRoute
 from edge.runtime.skip.ffn import ByToken, limit
+from edge.runtime.skip.skip_policy import AllLayers, FixedRoute
 from edge.runtime.skip.units import InUnits, in_units, spans
 from edge.runtime.text.tokenizer import Text
 

@@ -29,7 +29,7 @@ from edge.runtime.engine.want import TOKENS
 from edge.runtime.load import open_engine
 from edge.runtime.providers import open_provider
 from edge.runtime.skip import make_policy
-from edge.runtime.skip.base import AllLayers
+from edge.runtime.skip.skip_policy import AllLayers
 
 LAYERS = 6  # of the small model
 STEPS = [37, 1, 1, 5, 1, 2, 16]

@@ -25,7 +25,7 @@ from edge.runtime.load import load
 from edge.runtime.memory.plan import needed
 from edge.runtime.model import Model
 from edge.runtime.speculate import blend
-from edge.runtime.speculate.base import Budget, Setting, table_bytes
+from edge.runtime.speculate.drafter import Budget, Setting, table_bytes
 from edge.runtime.speculate.planner import Planner
 from edge.runtime.speculate.successors import (
     FILE,

@@ -26,7 +26,7 @@ from edge.runtime.load import load, open_engine, start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.model import Model
 from edge.runtime.speculate import cascade, model, recycle, trigram
-from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting
 from edge.runtime.speculate.planner import Planner
 from edge.runtime.speculate.recycle import Recycle
 from edge.runtime.speculate.trigram import Trigram

@@ -30,8 +30,8 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
-from edge.runtime.speculate.base import Budget, Drafter, Setting, find
 from edge.runtime.speculate.blend import SAID, SCORES, Blend
+from edge.runtime.speculate.drafter import Budget, Drafter, Setting, find
 from edge.runtime.speculate.layers import Choice
 from edge.runtime.speculate.model import DraftModel
 from edge.runtime.speculate.planner import Planner, StepCosts

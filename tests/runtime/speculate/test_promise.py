@@ -25,7 +25,7 @@ from edge.runtime.engine.graphs.segments import SegmentedGraph
 from edge.runtime.engine.graphs.whole import WholeGraph
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
-from edge.runtime.speculate.base import DRAFTERS, OFF, runs_units
+from edge.runtime.speculate.drafter import DRAFTERS, OFF, runs_units
 from edge.runtime.speculate.planner import DRAWN_RISK, GUESSED_SLOPE, RISK, STAKE, Planner
 from edge.runtime.speculate.speculation import AnswerDrafts, make_speculation
 

@@ -20,7 +20,7 @@ from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
 from edge.runtime.speculate import self as drafts
-from edge.runtime.speculate.base import Budget, Setting
+from edge.runtime.speculate.drafter import Budget, Setting
 from edge.runtime.speculate.layers import WINDOW, Exits, Search, choice
 from edge.runtime.speculate.planner import Planner
 

@@ -33,7 +33,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import bundle_info
-from edge.runtime.speculate.base import Budget, find
+from edge.runtime.speculate.drafter import Budget, find
 from edge.runtime.speculate.planner import DRAWN_RISK, GUESSED_SLOPE, RISK, STAKE, Acceptance, Planner, StepCosts
 from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.text.tokenizer import Text

@@ -18,7 +18,7 @@ from edge.runtime import text2text
 from edge.runtime.budget import make_plan
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.text2text_options import Text2TextOptions
-from edge.runtime.speculate.base import Budget
+from edge.runtime.speculate.drafter import Budget
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speech.transcribe import Transcriber
 from edge.runtime.speech.transcribe_options import TranscribeOptions

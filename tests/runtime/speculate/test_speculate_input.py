@@ -14,7 +14,7 @@ from edge.manifest import Generation
 from edge.runtime.decode.draft import NOTHING
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.memory.footprint import Demand
-from edge.runtime.speculate.base import Budget
+from edge.runtime.speculate.drafter import Budget
 from edge.runtime.speculate.input import Input
 from edge.runtime.speculate.planner import GUESSED_SLOPE, StepCosts
 from edge.runtime.text2text import Text2Text
@@ -123,7 +123,7 @@ def test_a_drafter_of_decoders_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="The drafter input does not serve bytes, which has no encoder; choose off or"):
         bundle = fake_text2text(tmp_path)[0].bundle
         decoder = dataclasses.replace(bundle.manifest, encoder=None, text=None, name="bytes")
-        from edge.runtime.speculate.base import chosen
+        from edge.runtime.speculate.drafter import chosen
 
         chosen("input", dataclasses.replace(bundle, manifest=decoder))
 

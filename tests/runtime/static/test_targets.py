@@ -31,7 +31,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.profile.profile import ProfileOptions, profile
 from edge.runtime.providers import open_provider, qnn
 from edge.runtime.providers.accelerator import Accelerator, DeviceSession
-from edge.runtime.providers.base import NPU, Device
+from edge.runtime.providers.provider import NPU, Device
 from edge.targets import Compiled, path_of, read_target
 
 CONTEXT = 96

@@ -9,15 +9,15 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.manifest import KVLayout
-from edge.runtime.engine.cache import KVCache, Seat
+from edge.runtime.engine.cache import KVCache, MemoryKey
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.provider import Buffer, Provider
 
 SMALLEST = 256  # rows; caches have these, doubled until a text fits
 Memory = list[tuple[Buffer, Buffer]]
 
 
-class DeviceSeat(Seat):
+class DeviceRows(MemoryKey):
     """Memory for keys and values of `rows` rows, for one text at a time. What a device recorded of steps over it stays
     valid for the next text."""
 
@@ -26,29 +26,29 @@ class DeviceSeat(Seat):
         self.positions = np.arange(rows, dtype=np.int64)
 
 
-class Seats:
-    """The seats that no text has at the moment. limit: rows of the largest."""
+class DeviceMemoryPool:
+    """Memory that no text has at the moment. limit: rows of the largest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._free: defaultdict[int, list[DeviceSeat]] = defaultdict(list)  # by rows
+        self._free: defaultdict[int, list[DeviceRows]] = defaultdict(list)  # by rows
 
     def rows_for(self, rows: int) -> int:
-        """Rows of the seats for a text of `rows`: few sizes, so that seats are found again."""
+        """Rows of the memory for a text of `rows`: few sizes, so that memory is found again."""
         size = SMALLEST
         while size < rows:
             size *= 2
         return max(rows, min(size, self._limit))
 
-    def take(self, rows: int) -> DeviceSeat | None:
-        """A seat of this size that is free; others go, which would only take room."""
+    def take(self, rows: int) -> DeviceRows | None:
+        """Memory of this size that is free; other memory goes, which would only take room."""
         found = self._free[rows].pop() if self._free[rows] else None
         for other in [size for size in self._free if size != rows]:
             del self._free[other]
         return found
 
-    def leave(self, seat: DeviceSeat) -> None:
-        self._free[seat.rows].append(seat)
+    def leave(self, found: DeviceRows) -> None:
+        self._free[found.rows].append(found)
 
     def clear(self) -> None:
         self._free.clear()
@@ -59,12 +59,12 @@ class DeviceCache(KVCache):
     step can be replayed with."""
 
     def __init__(
-        self, provider: Provider, layout: KVLayout, capacity: int, seats: Seats, cross: Cross | None = None
+        self, provider: Provider, layout: KVLayout, capacity: int, pool: DeviceMemoryPool, cross: Cross | None = None
     ) -> None:
-        self._seats, self._layout = seats, layout
+        self._pool, self._layout = pool, layout
         self._memory: Memory | None = None
-        self._seat: Seat | None = None
-        super().__init__(provider, layout, capacity, cross, seats.rows_for(capacity) - capacity)
+        self._key: MemoryKey | None = None
+        super().__init__(provider, layout, capacity, cross, pool.rows_for(capacity) - capacity)
         self.total = self.rows
 
     def _take(self, layout: KVLayout) -> Memory:
@@ -82,30 +82,30 @@ class DeviceCache(KVCache):
         self._memory = memory or None
 
     @property
-    def seat(self) -> Seat:
+    def memory_key(self) -> MemoryKey:
         if self._memory is None:
             self._settle()
-        assert self._seat is not None
-        return self._seat
+        assert self._key is not None
+        return self._key
 
-    @seat.setter
-    def seat(self, seat: Seat) -> None:
-        self._seat = seat
+    @memory_key.setter
+    def memory_key(self, memory_key: MemoryKey) -> None:
+        self._key = memory_key
 
     def repeat(self, written: int, upto: int) -> None:
         """Nothing: what rows hold makes no difference to how long a device takes."""
 
     def _settle(self) -> None:
         """Take memory that an earlier text had, or new one."""
-        seat = self._seats.take(self.rows)
-        if seat is None:
+        found = self._pool.take(self.rows)
+        if found is None:
             try:
-                seat = DeviceSeat(super()._take(self._layout), self.rows)
+                found = DeviceRows(super()._take(self._layout), self.rows)
             except MemoryError:
                 raise InputError(self._refusal()) from None
-        self._memory, self._seat, self.positions = seat.memory, seat, seat.positions
+        self._memory, self._key, self.positions = found.memory, found, found.positions
         self.positions[:] = np.arange(self.rows)
-        weakref.finalize(self, self._seats.leave, seat)
+        weakref.finalize(self, self._pool.leave, found)
 
     def _refusal(self) -> str:
         """The sentence for a device without room, with what it would have room for."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edge.registry import Entry
     from edge.runtime.engine.cache import KVCache
     from edge.runtime.engine.engine import Engine
-    from edge.runtime.skip.base import SkipPolicy
+    from edge.runtime.skip.skip_policy import SkipPolicy
 
 DRAFTERS = Registry("edge.runtime.speculate", "drafter")
 """By name. TRAITS: which kinds of bundles one `serves` (see `KINDS`), how it is `asked` for where its name is not all,
