@@ -60,9 +60,8 @@ class Measured:
 
     ops: list[Op]
     placement: list[Placement]  # with the shares of time of each graph's smallest step
-    story: list[ProfiledStep] = field(
-        default_factory=list
-    )  # one input and a few tokens, one after another, profiler included
+    # One input and a few tokens, one after another, profiler included.
+    story: list[ProfiledStep] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
