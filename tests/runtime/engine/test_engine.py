@@ -160,7 +160,7 @@ def test_a_large_cache_costs_memory_only_for_the_rows_that_are_written(engine: E
     before = private_bytes()
     cache = KVCache(open_provider("cpu"), KVLayout("float32", [layer] * 8), 100_000)
     assert cache.nbytes == 8 * 2 * 4 * 100_000 * 64 * 4
-    assert private_bytes() - before < 1 << 20
+    assert private_bytes() - before < 2 << 20  # of which positions take 0.8 MB
     for key, value in cache.buffers:
         key[:, :, :100] = value[:, :, :100] = 1
     assert private_bytes() - before < 8 << 20
