@@ -56,9 +56,8 @@ def test_the_page_shows_two_files_that_are_not_there_yet() -> None:
 
 @pytest.mark.usefixtures("bigram")
 def test_the_drafter_drafts_and_changes_no_text(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "edge.runtime.speculate.speculation.OWN_SLOPES", {}
-    )  # of processors on which a guess hardly pays
+    # Of processors on which a guess hardly pays.
+    monkeypatch.setattr("edge.runtime.speculate.speculation.OWN_SLOPES", {})
     options = edge.GenerateOptions(max_tokens=100, circles="allow")  # a tiny model's answer soon goes round in one
     path, prompt = pristine_tiny_bundle.root, "la la la la"
     plain = edge.load(path, kind=edge.Model, speculate="off", exact=True).generate(prompt, options)
