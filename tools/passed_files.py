@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
         status = run(["run", *arguments, "--max-tokens", "1"])
     finally:
         sys.setprofile(None)
-    imported = {Path(module.__file__).resolve() for module in [*sys.modules.values()] if getattr(module, "__file__", "")}
+    files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    imported = {Path(file).resolve() for file in files if file}
     ours = [path for path in dict.fromkeys(Path(name).resolve() for name in passed) if path in imported]
     here = [str(path.relative_to(ROOT)) for path in ours if _is_ours(path)]
     print(*here, sep="\n", file=sys.stderr)

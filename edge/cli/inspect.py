@@ -1,28 +1,31 @@
-"""`edge inspect`: what is in a bundle, from its manifest alone; and with a provider, what of it runs where."""
+"""`edge inspect`: what is in a bundle, from its manifest, or in a GGUF file, from its header; and with a provider, what
+of a bundle runs where."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli import inspect_targets
-from edge.cli.arguments import Parser, add_bundle, add_field, add_json
+from edge.cli.arguments import Parser, add_field, add_json
 from edge.cli.tables import console, print_json, shown_bytes, table
 from edge.errors import InputError
 from edge.manifest import Manifest
 
 NAME = "inspect"
-HELP = "Show what is in a bundle: sizes, bits per weight, graphs, quality; and what runs where."
+HELP = "Show what is in a bundle: sizes, bits per weight, graphs, quality; or in a .gguf file."
 SECONDS = 2.0  # for the time that each provider takes
 
 
 def add_arguments(parser: Parser) -> None:
     from edge.runtime.load_options import LoadOptions
 
-    add_bundle(parser)
+    given = "the bundle, a folder NAME.edge; or a .gguf file"
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help=given)
     add = parser.options()
     add_json(add)
     placement = "open the graphs with it, and show which nodes, weights and time are whose: auto, %(names)s"
@@ -35,9 +38,19 @@ def command(args: argparse.Namespace) -> None:
     """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source; of graphs
     for an NPU also what a step moves, and how long that takes a chip at least, by an estimate.
 
-    With --provider its graphs are opened and run, and instead of the above it is shown which execution provider has
-    which share of the nodes, of the bytes of weights, and of the time of a step of one token.
+    Of a .gguf file: its facts, the types of its weights, how edge run would store them, and what a token reads.
+
+    With --provider a bundle's graphs are opened and run, and instead of the above it is shown which execution provider
+    has which share of the nodes, of the bytes of weights, and of the time of a step of one token.
     """
+    if args.bundle.is_file():
+        for name in ("provider", "strict", "threads"):
+            if getattr(args, name) is not None:
+                raise InputError(f"--{name} is about the graphs of a bundle, and {args.bundle} is none; omit it.")
+        from edge.cli.inspect_gguf import show_gguf
+
+        show_gguf(args.bundle, args.json)
+        return
     opened = open_bundle(args.bundle)
     opened.check_sizes()
     if args.provider is not None:

@@ -37,7 +37,7 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F16: np.float16,
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
-_FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
+FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 
@@ -92,12 +92,12 @@ class GGUFCheckpoint:
         return values
 
     def form(self, name: str) -> Format | None:
-        return _FORMS.get(self.stored_type(name))
+        return FORMS.get(self.stored_type(name))
 
     def blocks(self, name: str) -> QTensor | None:
         source = self._sources[name]
         kind = self._header.tensors[source].type
-        if kind.name not in _FORMS:
+        if kind.name not in FORMS:
             return None
         raw = self._header.raw(source)
         if (places := self._places(name)) is not None:

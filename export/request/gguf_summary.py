@@ -1,0 +1,132 @@
+"""What a GGUF file says of itself, and how `edge run` stores it: from its header alone, before anything is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import EdgeError
+from edge.export.checkpoint.generation_settings import gguf_settings
+from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
+from edge.export.facts.gguf_header import TensorInfo, open_gguf
+from edge.export.quantize.rtn import INT8_BLOCK
+
+FLOATS = {"F32": 4, "F16": 2, "BF16": 4}  # bytes of a weight in a bundle
+SCALE = 4  # bytes
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+
+@dataclass(frozen=True)
+class TypeShare:
+    """The tensors of one type. stored: how a bundle has them, of so many bytes (`bundle_bytes`)."""
+
+    type: str
+    tensors: int
+    weights: int
+    bytes: int
+    stored: str
+    bundle_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufSummary:
+    """A file's facts, None where it does not say. token_bytes: what a token reads of the file's weights;
+    bundle_token_bytes: of the bundle that `edge run` makes. refusal: why it makes none."""
+
+    path: str
+    bytes: int
+    architecture: str | None
+    name: str | None
+    licence: str | None
+    quantized_by: str | None
+    context: int | None
+    layers: int | None
+    vocabulary: int
+    tokenizer: str | None
+    chat_template: bool
+    tool_template: bool
+    settings: dict[str, Any]
+    types: list[TypeShare]
+    token_bytes: int
+    bundle_token_bytes: int
+    refusal: str | None
+
+
+def summarize(path: Path) -> GgufSummary:
+    """Summarize a file, or all files that a model is split into.
+
+    Raises:
+        CheckpointError: it is no GGUF file, or a damaged one.
+    """
+    header = open_gguf(path)
+    architecture = header.value("general.architecture", str)
+
+    def number(key: str) -> int | None:
+        return header.value(f"{architecture}.{key}", int)
+
+    tokenizer = [header.value(f"tokenizer.ggml.{key}", str) for key in ("model", "pre")]
+    read = [info for name, info in header.tensors.items() if name != EMBEDDING or HEAD not in header.tensors]
+    return GgufSummary(
+        str(path),
+        sum(info.size for info in header.tensors.values()),
+        architecture,
+        header.value("general.name", str),
+        header.value("general.license", str),
+        header.value("general.quantized_by", str),
+        number("context_length"),
+        number("block_count"),
+        len(header.values("tokenizer.ggml.tokens", str)),
+        " ".join(part for part in tokenizer if part) or None,
+        header.value("tokenizer.chat_template", str) is not None,
+        header.value("tokenizer.chat_template.tool_use", str) is not None,
+        gguf_settings(header),
+        _types(header.tensors.values()),
+        sum(info.size for info in read),
+        sum(map(_stored_bytes, read)),
+        _refusal(path),
+    )
+
+
+def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
+    by_type: dict[str, list[TensorInfo]] = {}
+    for info in tensors:
+        by_type.setdefault(info.type.name, []).append(info)
+    shares = [
+        TypeShare(
+            name,
+            len(own),
+            sum(math.prod(info.shape) for info in own),
+            sum(info.size for info in own),
+            _stored(name),
+            sum(map(_stored_bytes, own)),
+        )
+        for name, own in by_type.items()
+    ]
+    return sorted(shares, key=lambda share: -share.bytes)
+
+
+def _stored(name: str) -> str:
+    if name in FORMS:
+        return f"as it is, {FORMS[name].bits} bits"
+    return "floats" if name in FLOATS else f"8 bits, in blocks of {INT8_BLOCK}"
+
+
+def _stored_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor in a bundle that keeps a file's precision."""
+    weights, name = math.prod(info.shape), info.type.name
+    if name in FLOATS:
+        return weights * FLOATS[name]
+    bits, block = (FORMS[name].bits, FORMS[name].block_size) if name in FORMS else (8, INT8_BLOCK)
+    return weights * bits // 8 + weights // block * SCALE
+
+
+def _refusal(path: Path) -> str | None:
+    """Why the model does not run; None where it does, as far as its header says."""
+    try:
+        GGUFCheckpoint(path)
+    except EdgeError as e:
+        return str(e)
+    return None
