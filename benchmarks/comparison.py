@@ -213,11 +213,15 @@ def names_of(known: Sequence[str], text: str) -> list[str]:
     return [name for name in known if name in names]
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options of every comparison with peers."""
+def add_peer_python(parser: argparse.ArgumentParser) -> None:
+    """The option of comparisons whose peers may stand in an environment of their own."""
     parser.add_argument(
         "--peer-python", metavar="PATH", help="the interpreter of an environment with the peers; default: this one"
     )
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options of every comparison with peers."""
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
     parser.add_argument("--work", type=Path, help="folder that keeps converted models; default: in the user's cache")
@@ -232,7 +236,7 @@ def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
         if (value := getattr(args, option, None)) is not None and value < 1:
             parser.error(f"--{option} must be 1 or more, not {value}")
     # Only made absolute: resolving a virtual environment's interpreter would leave the environment.
-    args.pythons = tuple(str(Path(p).absolute()) for p in (args.peer_python, sys.executable) if p)
+    args.pythons = tuple(str(Path(p).absolute()) for p in (getattr(args, "peer_python", None), sys.executable) if p)
     args.work = (args.work or cache_dir() / "benchmarks").resolve()
     return args
 

@@ -47,7 +47,7 @@ def _made(out: Path, pythons: Sequence[str], needs: tuple[str, ...], form: str, 
 
 def bundle(source: Path, work: Path, name: str, *options: str) -> Path:
     """This runtime's bundle, made anew where the exporter's code has changed."""
-    from edge.export.quantize.kept import code_key
+    from edge.export.quantize.calibration_cache import code_key
 
     path = work / f"{name}-{code_key():08x}.edge"
     if not path.exists():

@@ -1,10 +1,10 @@
-"""First token and tokens per second on one GPU, next to transformers and other engines, in one run.
+"""First token and tokens per second on one GPU, next to transformers, in one run.
 
     python benchmarks/cuda.py                             # bodies of random weights: 135M, 1B and 8B, float16 and int4
     python benchmarks/cuda.py --shapes 135M --batches 1   # the smallest, alone
 
-Speed does not depend on what weights say, so that nothing is downloaded. What other engines need is said where it is
-missing; the share of the memory's bandwidth is of what a copy of 4 GB reaches in the same run.
+Speed does not depend on what weights say, so that nothing is downloaded. The share of the memory's bandwidth is of what
+a copy of 4 GB reaches in the same run.
 """
 
 from __future__ import annotations

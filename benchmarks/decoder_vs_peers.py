@@ -19,7 +19,7 @@ from pathlib import Path
 import convert
 import machine
 import report
-from comparison import Comparison, Entrant, add_common, names_of, parsed, say, write
+from comparison import Comparison, Entrant, add_common, add_peer_python, names_of, parsed, say, write
 from engines import DECODER, DECODERS, Models, Unavailable, engine_file
 from processes import Worker, first_byte
 from prompts import QUESTION, Prompts
@@ -113,6 +113,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="fewer rounds and tokens: two minutes, less certain")
     add("--parts", type=parts, default=list(PARTS), metavar="NAME,...", help="default: " + ",".join(PARTS))
     add("--rounds", type=int, help=f"default: {FULL.rounds}, with --quick {QUICK.rounds}")
+    add_peer_python(parser)
     add_common(parser)
     args = parsed(parser, arguments)
     args.variant = dict(args.variant)

@@ -1,7 +1,6 @@
-"""Whisper and a T5 translator on this runtime and on CTranslate2, and what their weights cost. docs/lab/benchmarks.md
-says more.
+"""Whisper and a T5 translator on this runtime and on CTranslate2, and what their weights cost.
 
-    python benchmarks/encoder_decoder.py --translator multi30k-en-de --multi30k multi30k --audio recordings
+python benchmarks/encoder_decoder.py --translator multi30k-en-de --multi30k multi30k --audio recordings
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import convert
 import numpy as np
-from comparison import Comparison, add_common, names_of, parsed, say, write
+from comparison import Comparison, add_common, add_peer_python, names_of, parsed, say, write
 from engines import SPEECH, TEXT, Unavailable
 from processes import Worker, WorkerFailed
 from report import Goal, Metric, is_ours, ratio
@@ -70,6 +69,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parts = partial(names_of, PARTS)
     add("--parts", type=parts, default=list(PARTS), metavar="NAME,...", help="default: " + ",".join(PARTS))
     add("--quick", action="store_true", help="three rounds, fewer sentences: a look, no figures")
+    add_peer_python(parser)
     add_common(parser)
     args = parsed(parser, arguments)
     args.rounds = 3 if args.quick else 9

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import convert
 import machine
-from comparison import Comparison, Entrant, add_common, names_of, parsed, say, write
+from comparison import Comparison, Entrant, add_common, add_peer_python, names_of, parsed, say, write
 from engines import DECODER, DECODERS, engine_file
 from processes import REST_S, WorkerFailed, first_byte
 from prompts import QUESTION
@@ -66,6 +66,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     engines, known = partial(names_of, DECODERS), ",".join(DECODERS)
     parser.add_argument("--engines", type=engines, default=list(DECODERS), metavar="NAME,...", help=f"default: {known}")
     parser.add_argument("--rounds", type=int, default=5)
+    add_peer_python(parser)
     add_common(parser)
     args = parsed(parser, arguments)
     args.gguf = args.gguf.absolute()

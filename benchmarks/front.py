@@ -1,5 +1,4 @@
-"""What a smaller model costs: perplexity against bytes and against tokens/s, as a table and a plot, of this project's
-bundles and of llama.cpp's files of the same weights.
+"""What a smaller model costs: perplexity against bytes and tokens/s, next to llama.cpp's files of the same weights.
 
     python benchmarks/front.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf --text wikitext2-test.txt
 

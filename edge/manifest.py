@@ -43,7 +43,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file. Roles: ``decoder``, ``prefill``, ``tree``, ``kv8``, ``skip``, ``encoder`` and, for speech,
+    """One ONNX file. Roles: ``decoder``, ``prefill``, ``kv8``, ``skip``, ``encoder`` and, for speech,
     ``frontend``."""
 
     role: str

@@ -114,7 +114,7 @@ def _layer_faults(name: str, layout: KVLayout, layers: int, others: Container[in
 def _state_faults(manifest: Manifest) -> Iterator[str]:
     names = [state.input for state in manifest.states]
     if len(names) > MOST_STATES or len(set(names)) != len(names):
-        yield f"states has {len(names)} entries, {len(set(names))} of them with names of their own"
+        yield f"states has {len(names)} entries, {len(set(names))} of them with different names"
         return
     for i, state in enumerate(manifest.states):
         yield from _outside(f"states[{i}].layer", state.layer, 0, manifest.dims.num_layers - 1)
@@ -126,7 +126,12 @@ def _state_faults(manifest: Manifest) -> Iterator[str]:
         if state.dtype != "float32":
             yield f"states[{i}].dtype is {state.dtype[:60]!r}, and this edge keeps float32"
     # Tokens that a step repeats or leaves out, and texts that are run again, would be in the states.
-    there = {"prefill": manifest.prefill, "segments": manifest.segments, "short_rope": manifest.short_rope}
+    there: dict[str, object] = {
+        "speech": manifest.speech,
+        "prefill": manifest.prefill,
+        "segments": manifest.segments,
+        "short_rope": manifest.short_rope,
+    }
     for name, value in there.items():
         if value:
             yield f"states and {name} are both there, and this edge runs no such model"

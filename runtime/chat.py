@@ -286,7 +286,7 @@ class Chat:
         if self._share is not None:
             assert engine.plan is not None
             self._written = max(self._written, self._cache.length)
-            self._share.rest(engine.plan.cache_bytes(self._written))
+            self._share.rest(engine.plan.cache_bytes(self._written) + engine.plan.state_bytes)
 
     def _drop(self) -> None:
         """Give up the cache: the next answer reads the whole conversation again."""

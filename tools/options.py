@@ -113,7 +113,10 @@ def _row(field: dataclasses.Field[Any]) -> str:
 
 def _meaning(known: Option) -> str:
     text = known.about or known.help
-    return text if known.names is None else text.replace("%(names)s", f"`{known.names()}`")
+    if known.names is None:
+        return text
+    listed = str(known.names())  # names, or each with what it is
+    return text.replace("%(names)s", listed if ":" in listed else ", ".join(f"`{name}`" for name in listed.split(", ")))
 
 
 def _default(value: Any) -> str:

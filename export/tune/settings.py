@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ class Settings(Options):
     )
     rate: float = option(
         1e-3,
-        number("rate", "a number between 0 and 1", above=0, most=1),
+        number("rate", "a number between 0 and 1", above=0, most=math.nextafter(1, 0)),
         flag="--rate X",
         heading="training",
         help="the highest learning rate (default: 0.001)",

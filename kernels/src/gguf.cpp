@@ -8,20 +8,12 @@ namespace {
 
 constexpr GgufType kTypes[] = {
     // id, block, bytes, bits, group, scaled, minimum, zero
-    {2, 32, 18, 4, 32, false, false, 8, "Q4_0"},     {3, 32, 20, 4, 32, false, true, 0, "Q4_1"},
-    {6, 32, 22, 5, 32, false, false, 16, "Q5_0"},    {7, 32, 24, 5, 32, false, true, 0, "Q5_1"},
-    {8, 32, 34, 8, 32, false, false, 128, "Q8_0"},   {10, 256, 84, 2, 16, true, true, 0, "Q2_K"},
-    {11, 256, 110, 3, 16, true, false, 4, "Q3_K"},   {12, 256, 144, 4, 32, true, true, 0, "Q4_K"},
-    {13, 256, 176, 5, 32, true, true, 0, "Q5_K"},    {14, 256, 210, 6, 16, true, false, 32, "Q6_K"},
+    {2, 32, 18, 4, 32, false, false, 8},     {3, 32, 20, 4, 32, false, true, 0},
+    {6, 32, 22, 5, 32, false, false, 16},    {7, 32, 24, 5, 32, false, true, 0},
+    {8, 32, 34, 8, 32, false, false, 128},   {10, 256, 84, 2, 16, true, true, 0},
+    {11, 256, 110, 3, 16, true, false, 4},   {12, 256, 144, 4, 32, true, true, 0},
+    {13, 256, 176, 5, 32, true, true, 0},    {14, 256, 210, 6, 16, true, false, 32},
 };
-
-float FromHalf(uint16_t half) {
-  const int exponent = half >> 10 & 31, fraction = half & 1023;
-  const float size = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
-                     : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                      : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
-  return half >> 15 ? -size : size;
-}
 
 uint16_t Half(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
 
@@ -124,8 +116,6 @@ void PutPlane(const uint8_t* q, int bit, int width, uint8_t* to) {
   }
 }
 
-int Lower(int bits) { return bits == 3 ? 2 : bits == 5 || bits == 6 ? 4 : bits; }
-
 }  // namespace
 
 const GgufType* FindGgufType(int id) {
@@ -178,6 +168,11 @@ void Dequantize(const GgufType& type, const uint8_t* from, int inputs, float* ou
   }
 }
 
+size_t PackedBytes(const GgufType& type, int inputs, int columns) {
+  const GgufWeights w{&type, nullptr, nullptr, nullptr, inputs, columns};
+  return w.panels() * (w.panel_bytes() + w.head_bytes());
+}
+
 GgufWeights Unpacked(const GgufType& type, int inputs, int columns, const uint8_t* packed, const float* bias) {
   GgufWeights w{&type, packed, nullptr, bias, inputs, columns};
   w.heads = packed + w.panels() * w.panel_bytes();
@@ -194,7 +189,7 @@ void SumSixteens(const int8_t* values, size_t sixteens, int32_t* sums) {
 
 bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, int first, int last, uint8_t* out) {
   const GgufWeights to = Unpacked(type, inputs, columns, out, nullptr);
-  const int blocks = inputs / type.block, lower = Lower(type.bits), of_step = 64 * type.bits;
+  const int blocks = inputs / type.block, lower = type.lower(), of_step = 64 * type.bits;
   const size_t row = static_cast<size_t>(blocks) * type.bytes;
   GgufBlock b;
   for (int panel = first; panel < last; panel++) {

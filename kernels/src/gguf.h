@@ -1,4 +1,4 @@
-// The types that weights have in a GGUF file, and such a matrix in the layout of its operator here: its own integers.
+// The types that weights have in a GGUF file, and a matrix of one in the layout of its products here.
 //
 // A row of a matrix is blocks of 32 or 256 weights. A block has two floats, and each group of its weights an integer
 // scale and an integer minimum:
@@ -24,7 +24,8 @@ struct GgufType {
   bool scaled;     // whether groups have scales
   bool minimum;    // whether something is taken off
   int zero;        // what is taken off each integer
-  const char* name;
+
+  int lower() const { return bits == 3 ? 2 : bits == 5 || bits == 6 ? 4 : bits; }  // bits of the first plane
 
   bool supports(int inputs, int columns) const {
     return inputs > 0 && inputs <= kLongestRow && inputs % block == 0 && columns > 0 && columns <= kLongestRow;
@@ -64,21 +65,15 @@ struct GgufWeights {
   size_t panels() const { return (static_cast<size_t>(columns) + kPanel - 1) / kPanel; }
   size_t panel_bytes() const { return static_cast<size_t>(inputs) * kPanel * type->bits / 8; }
   size_t head_bytes() const { return static_cast<size_t>(inputs / type->block) * type->head(); }  // of a panel
-  size_t bytes() const { return static_cast<size_t>(panels()) * (panel_bytes() + head_bytes()); }
-  GgufWeights from(int panel) const {
-    GgufWeights part = *this;
-    part.weights += panel * panel_bytes();
-    part.heads += panel * head_bytes();
-    if (bias) part.bias += panel * kPanel;
-    part.columns -= panel * kPanel;
-    return part;
-  }
 };
 
-// What lies in such a block of bytes.
+// Bytes of it.
+size_t PackedBytes(const GgufType& type, int inputs, int columns);
+
+// What lies in such bytes.
 GgufWeights Unpacked(const GgufType& type, int inputs, int columns, const uint8_t* packed, const float* bias);
 
-// Packs rows of a file, those of the panels from `first` to `last`; threads may share panels. False where a scale is no
+// Packs rows of a file, those of the panels from `first` to `last`; several threads may pack different panels. False where a scale is no
 // finite number.
 bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, int first, int last, uint8_t* out);
 

@@ -1,4 +1,4 @@
-// A tile of rows and panels of a GGUF file's own integers, whatever the vectors are. Besides what tiles.h asks of V:
+// A tile of rows and panels of a GGUF file's integers, whatever the vectors are. Besides what tiles.h asks of V:
 //
 //     Chunk, a vector of bytes, and LoadChunk(from): one of them; Take<kBits, kTo>(chunk, from): of each byte the kBits
 //     from `from` on, at kTo; Either(a, b); LoadSigned(from): ints of as many signed bytes as there are columns; and
@@ -18,7 +18,7 @@ namespace {
 
 // Facts of a type that loops are compiled for.
 template <int kTheBits, int kTheBlock, int kTheGroup, bool kIsScaled, bool kHasMinimum, int kTheZero>
-struct Own {
+struct GgufForm {
   static constexpr int kBits = kTheBits, kBlock = kTheBlock, kGroup = kTheGroup, kZero = kTheZero;
   static constexpr bool kScaled = kIsScaled, kMinimum = kHasMinimum;
   static constexpr int kHalves = 32 / kGroup, kGroups = kBlock / kGroup, kSteps = kBlock / 32;
@@ -68,7 +68,7 @@ inline void GgufTile(const GgufWeights& w, const GgufRows& rows, float* out, int
       const int column = (vector + v) % V::kPerPanel * V::kColumns;
       const auto* halves = reinterpret_cast<const uint16_t*>(head[v]) + column;
       d[v] = V::LoadHalf(halves);
-      if (T::kMinimum) dmin[v] = V::LoadHalf(halves + kPanel);
+      if constexpr (T::kMinimum) dmin[v] = V::LoadHalf(halves + kPanel);
       integers[v] = head[v] + 2 * floats + column;
       head[v] += w.type->head();
     }
@@ -81,17 +81,18 @@ inline void GgufTile(const GgufWeights& w, const GgufRows& rows, float* out, int
       for (int h = 0; h < T::kHalves; h++) {
         const int group = s * T::kHalves + h;
         for (int v = 0; v < kVectors; v++) {
-          auto scale = d[v], less = dmin[v];
-          if (T::kScaled) {
-            scale = V::Mul(scale, V::FromInts(V::LoadSigned(integers[v] + group * kPanel)));
-            if (T::kMinimum)
+          auto scale = d[v];
+          if (T::kScaled) scale = V::Mul(scale, V::FromInts(V::LoadSigned(integers[v] + group * kPanel)));
+          for (int m = 0; m < kRows; m++)
+            acc[m][v] = V::Add(V::Scaled(scale, scales[static_cast<size_t>(m) * steps]), dots[m][v][h], acc[m][v]);
+          if constexpr (T::kMinimum) {
+            auto less = dmin[v];
+            if (T::kScaled)
               less = V::Mul(less, V::FromInts(V::LoadBytes(integers[v] + (T::kGroups + group) * kPanel)));
-          }
-          for (int m = 0; m < kRows; m++) {
-            const float of_row = scales[static_cast<size_t>(m) * steps];
-            acc[m][v] = V::Add(V::Scaled(scale, of_row), dots[m][v][h], acc[m][v]);
-            if (T::kMinimum)
-              acc[m][v] = V::Fma(less, V::Every(-(of_row * static_cast<float>(sum_of(m, h)))), acc[m][v]);
+            for (int m = 0; m < kRows; m++) {
+              const float taken = scales[static_cast<size_t>(m) * steps] * static_cast<float>(sum_of(m, h));
+              acc[m][v] = V::Fma(less, V::Every(-taken), acc[m][v]);
+            }
           }
         }
       }
@@ -115,16 +116,16 @@ inline void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out,
   const int begin = first * V::kPerPanel, end = last * V::kPerPanel;
   auto walk = [&](auto type) { V::template WalkGguf<decltype(type)>(w, rows, out, begin, end); };
   switch (w.type->id) {
-    case 2: return walk(Own<4, 32, 32, false, false, 8>());
-    case 3: return walk(Own<4, 32, 32, false, true, 0>());
-    case 6: return walk(Own<5, 32, 32, false, false, 16>());
-    case 7: return walk(Own<5, 32, 32, false, true, 0>());
-    case 8: return walk(Own<8, 32, 32, false, false, 128>());
-    case 10: return walk(Own<2, 256, 16, true, true, 0>());
-    case 11: return walk(Own<3, 256, 16, true, false, 4>());
-    case 12: return walk(Own<4, 256, 32, true, true, 0>());
-    case 13: return walk(Own<5, 256, 32, true, true, 0>());
-    case 14: return walk(Own<6, 256, 16, true, false, 32>());
+    case 2: return walk(GgufForm<4, 32, 32, false, false, 8>());
+    case 3: return walk(GgufForm<4, 32, 32, false, true, 0>());
+    case 6: return walk(GgufForm<5, 32, 32, false, false, 16>());
+    case 7: return walk(GgufForm<5, 32, 32, false, true, 0>());
+    case 8: return walk(GgufForm<8, 32, 32, false, false, 128>());
+    case 10: return walk(GgufForm<2, 256, 16, true, true, 0>());
+    case 11: return walk(GgufForm<3, 256, 16, true, false, 4>());
+    case 12: return walk(GgufForm<4, 256, 32, true, true, 0>());
+    case 13: return walk(GgufForm<5, 256, 32, true, true, 0>());
+    case 14: return walk(GgufForm<6, 256, 16, true, false, 32>());
   }
 }
 

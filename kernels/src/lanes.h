@@ -88,6 +88,9 @@ inline bool RoundsToZeros(float largest, int block, int8_t* values, float& inver
   return true;
 }
 
+// A float16.
+float FromHalf(uint16_t half);
+
 constexpr int kGroup = 64;   // numbers of a row of which the largest is looked for first
 constexpr int kPart = 2048;  // logits of a row that one thread looks at, which is likely the one that has made them
 

@@ -82,16 +82,15 @@ EDGE_EXPORT void edge_take_back(int64_t lent) { TakeBack(lent); }
 // Bytes of a matrix of a GGUF file's type, packed; 0 where it cannot be.
 EDGE_EXPORT size_t edge_gguf_bytes(int type, int inputs, int columns) {
   const GgufType* found = FindGgufType(type);
-  return found && found->supports(inputs, columns) ? Unpacked(*found, inputs, columns, nullptr, nullptr).bytes() : 0;
+  return found && found->supports(inputs, columns) ? PackedBytes(*found, inputs, columns) : 0;
 }
 
 // See `PackGguf`: whether it was packed.
 EDGE_EXPORT int edge_gguf_pack(int type, int inputs, int columns, const uint8_t* from, int first, int last,
                                uint8_t* out) {
   if (!edge_gguf_bytes(type, inputs, columns) || first < 0 || last < first) return 0;
-  const GgufType& found = *FindGgufType(type);
-  if (static_cast<size_t>(last) > Unpacked(found, inputs, columns, nullptr, nullptr).panels()) return 0;
-  return PackGguf(found, inputs, columns, from, first, last, out);
+  if (last > (columns - 1) / kPanel + 1) return 0;
+  return PackGguf(*FindGgufType(type), inputs, columns, from, first, last, out);
 }
 
 // Floats of a row of a file [inputs]: whether there is such a type.
@@ -124,25 +123,28 @@ static void Multiply(const Form& form, const Shape& shape, const uint8_t* packed
 EDGE_EXPORT int edge_gguf_check() try {
   const Form* form = Fastest();
   if (!form) return 0;
-  constexpr int inputs = 512, columns = 24, count = 5;
+  constexpr int inputs = 512, columns = 24, most = 5;
   for (int id = 0; id < kGgufTypes; id++) {
     const GgufType* type = FindGgufType(id);
     if (!type) continue;
     uint32_t state = 1;
     auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 8; };
     std::vector<uint8_t> raw(static_cast<size_t>(inputs) / type->block * type->bytes * columns);
-    for (auto& each : raw) each = static_cast<uint8_t>(next() & 0xbb);  // of a float16 a finite one
-    std::vector<float> rows(count * inputs), made[2];
+    // A float16 has its exponent in odd bytes: so it is finite.
+    for (size_t i = 0; i < raw.size(); i++) raw[i] = static_cast<uint8_t>(next() & (i % 2 ? 0xbb : 0xff));
+    std::vector<float> rows(most * inputs), made[2];
     for (auto& each : rows) each = static_cast<float>(next() % 2001) / 1000.0f - 1.0f;
-    std::vector<uint8_t> packed(edge_gguf_bytes(id, inputs, columns));
+    std::vector<uint8_t> packed(PackedBytes(*type, inputs, columns));
     const GgufWeights w = Unpacked(*type, inputs, columns, packed.data(), nullptr);
     const int panels = static_cast<int>(w.panels());
     if (!PackGguf(*type, inputs, columns, raw.data(), 0, panels, packed.data())) return 0;
-    for (int i = 0; i < 2; i++) {
-      made[i].resize(count * columns);
-      MultiplyGguf(i ? *form : kPortable, w, rows.data(), count, 0, panels, made[i].data());
+    for (int count : {1, 2, most}) {
+      for (int i = 0; i < 2; i++) {
+        made[i].assign(count * columns, 0);
+        MultiplyGguf(i ? *form : kPortable, w, rows.data(), count, 0, panels, made[i].data());
+      }
+      if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
     }
-    if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
   }
   return 1;
 } catch (const std::bad_alloc&) {

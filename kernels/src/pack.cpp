@@ -6,6 +6,15 @@
 #include <mutex>
 
 namespace edge {
+
+float FromHalf(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const float size = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
+                     : exponent == 31 ? (fraction ? NAN : INFINITY)
+                                      : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  return half >> 15 ? -size : size;
+}
+
 namespace {
 
 // Of numbers that float16 can hold.

@@ -12,14 +12,6 @@
 namespace edge {
 namespace {
 
-float FromHalf(uint16_t half) {
-  const int exponent = half >> 10 & 31, fraction = half & 1023;
-  const float size = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
-                     : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                      : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
-  return half >> 15 ? -size : size;
-}
-
 void Quantize(const Rounding& r, int first, int last) {
   const int blocks = r.padded / r.block;
   for (int m = first; m < last; m++) {
@@ -176,7 +168,7 @@ struct Vectors : QueryInBytes {
 // See gguf_tiles.h.
 void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int first, int last) {
   const GgufType& t = *w.type;
-  const int steps = w.inputs / 32, lower = t.bits == 3 ? 2 : t.bits == 5 || t.bits == 6 ? 4 : t.bits;
+  const int steps = w.inputs / 32, lower = t.lower();
   auto plane = [](const uint8_t* from, int width, int c, int k) {
     const int inputs = 32 / width, within = k % inputs;
     return from[k / inputs * 64 + 4 * c + within % 4] >> (within / 4 * width) & ((1 << width) - 1);
@@ -200,17 +192,18 @@ void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int fi
             dot += q * value;
             sum += value;
           }
-          uint16_t d, dmin;
-          std::memcpy(&d, head + 2 * c, 2);
-          std::memcpy(&dmin, head + 2 * kPanel + 2 * c, 2);
+          uint16_t half;
+          std::memcpy(&half, head + 2 * c, sizeof(half));
           const uint8_t* integers = head + (t.minimum ? 4 : 2) * kPanel + c;
-          float scale = FromHalf(d), least = FromHalf(dmin);
-          if (t.scaled) {
-            scale *= static_cast<float>(static_cast<int8_t>(integers[in_block * kPanel]));
-            least *= static_cast<float>(integers[(t.groups() + in_block) * kPanel]);
-          }
+          float scale = FromHalf(half);
+          if (t.scaled) scale *= static_cast<float>(static_cast<int8_t>(integers[in_block * kPanel]));
           acc = std::fma(scale * rows.scales[row], static_cast<float>(dot - t.zero * sum), acc);
-          if (t.minimum) acc = std::fma(least, -(rows.scales[row] * static_cast<float>(sum)), acc);
+          if (t.minimum) {
+            std::memcpy(&half, head + 2 * kPanel + 2 * c, sizeof(half));
+            float least = FromHalf(half);
+            if (t.scaled) least *= static_cast<float>(integers[(t.groups() + in_block) * kPanel]);
+            acc = std::fma(least, -(rows.scales[row] * static_cast<float>(sum)), acc);
+          }
         }
         if (w.bias) acc += w.bias[panel * kPanel + c];
         out[static_cast<size_t>(m) * w.columns + panel * kPanel + c] = acc;

@@ -24,8 +24,7 @@ class Branches:
 
     The first rows of the cache belong to all branches. Each step adds one token to each branch; a branch may be
     continued in several ways, or in none, which is its end. Rows of dead branches stay until there are enough to move
-    the others for. run: `Engine.step`. cache: has at least one row. width: maximum branches at a
-    time.
+    the others for. run: `Engine.step`. cache: has at least one row. width: maximum branches at a time.
     """
 
     def __init__(self, run: Callable[..., Made], cache: KVCache, width: int) -> None:

@@ -47,7 +47,7 @@ class KVCache:
     `spare` rows, which a step may write that are dropped at once. `exact` says whether steps on this cache run even
     numbers of tokens (see `Engine`); it may change between two answers. `total` is what operators are told as the
     number of rows, where that is not how many there are. `states` are those of recurrent and convolutional layers,
-    where the model has some: such a text goes back only to places that were marked, and its drafts are no trees.
+    where the model has some: such a text goes back only to places that were marked.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
@@ -194,6 +194,8 @@ class KVCache:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
         if self.states is not None:
+            if self.states.branches > 1:  # steps of as many tokens are bound to the states of as many branches
+                self.memory_key = MemoryKey()
             self.states.reset()
         self.ends = self.capacity
         self.cross = cross or self.cross
@@ -205,20 +207,26 @@ class KVCache:
         return states + sum(key.nbytes + value.nbytes for key, value in self.memory)
 
 
-def check_memory(layout: KVLayout, rows: int, *, remote: bool) -> None:
-    """InputError where a cache of so many rows is larger than all memory that this process can have: the system gives
-    it addresses, and ends it when they are written. remote: whether keys and values are in a device's memory."""
+def check_memory(layout: KVLayout, rows: int, *, remote: bool, states: int = 0) -> None:
+    """InputError where a cache of so many rows, with `states` bytes of states, is larger than all memory that this
+    process can have: the system gives it addresses, and ends it when they are written. remote: whether keys and values
+    are in a device's memory."""
     numbers = 0 if remote else sum(2 * layer.heads * layer.head_dim for layer in layout.layers)
     row = POSITION + numbers * memory_type(layout.dtype).itemsize
-    if rows * row < UNASKED:
+    if rows * row + states < UNASKED:
         return
     from edge.runtime.memory.limit import memory_limit
 
     limit = memory_limit()
-    if limit is not None and rows * row > limit:
+    if limit is not None and states > limit - row:
+        raise InputError(
+            f"The states of one text take {states / 1e9:.1f} GB, and there are {limit / 1e9:.1f} GB of memory; export "
+            "the model again, or take a smaller one."
+        )
+    if limit is not None and rows * row + states > limit:
         raise InputError(
             f"A KV cache for {rows} tokens takes {rows * row / 1e9:.1f} GB, and there are {limit / 1e9:.1f} GB of "
-            f"memory; ask for a --context of at most {max(1, limit // row - 1)}."
+            f"memory; ask for a --context of at most {max(1, (limit - states) // row - 1)}."
         )
 
 

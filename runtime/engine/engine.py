@@ -142,7 +142,7 @@ class Engine:
     @property
     def supports_batching(self) -> bool:
         """True if a step can run a token of each of several texts: see `step_all`."""
-        return self.graphs.several is not None
+        return self.graphs.batch is not None
 
     @overload
     def step(
@@ -241,16 +241,17 @@ class Engine:
         """Run one of `tokens` [B] for each text in the slots, append it there, and return what is wanted of each: see
         `step`. The result is overwritten by the next step of as many texts.
 
-        A text says what it says alone, whichever texts are next to it; exactly so where steps of one are exact.
+        A text says what it says alone, whichever texts are next to it; exactly so where steps of one are exact. Where
+        the graph has one route for all rows, the texts must have the same one.
         """
         if self.closed:
             self.check_open()
-        several = self.graphs.several
-        if several is None:
+        batch = self.graphs.batch
+        if batch is None:
             raise InputError(f"The graphs of {self.bundle.manifest.name} run one text at a time.")
         for cache in slots.caches:
             cache.check_room(1)
         try:
-            return several.run(slots, tokens, want)
+            return batch.run(slots, tokens, want)
         except FAILURES as e:
             raise failed(self.bundle, e) from e

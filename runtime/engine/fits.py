@@ -35,10 +35,12 @@ def check_stated(bundle: Bundle) -> None:
 def check_fits(bundle: Bundle, session: Session, name: str, *, turned: bool = False) -> None:
     """BundleError where a graph's inputs and outputs are not of the sizes that the manifest states. name: of the
     graph. turned: whether values of cross-attention have their dimensions before their rows."""
+    states = {state.input: dict(enumerate(state.shape, 1)) for state in bundle.manifest.states}
     for value, shape in session.shapes.items():
         if not shape and value.startswith("at."):
             continue  # of a unit that may be left out, which has none
-        for place, size in _stated(bundle.manifest, value, turned).items():
+        found = states.get(value.replace("present.", "past.", 1))
+        for place, size in (_stated(bundle.manifest, value, turned) if found is None else found).items():
             if place >= len(shape) or shape[place] != size:
                 raise _misfit(bundle, value, name, shape, f"{size} for its dimension {place + 1}")
 
@@ -66,10 +68,6 @@ def _misfit(bundle: Bundle, value: str, name: str, shape: Sequence[Any], stated:
 def _stated(manifest: Manifest, value: str, turned: bool) -> Sizes:
     """Sizes that a manifest states for an input or output, by dimension."""
     kind, _, rest = value.partition(".")
-    if kind in ("past", "present"):
-        for state in manifest.states:
-            if state.input == f"past.{rest}":
-                return dict(enumerate(state.shape, 1))
     if kind == "logits":
         return {2: manifest.dims.vocab_size}
     if kind == "at":

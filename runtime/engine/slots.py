@@ -23,14 +23,14 @@ class Slots:
         self.caches: list[KVCache] = []
         slots = self._filled(width)
         self._keys = [MemoryKey() for _ in range(slots)]
-        self._memory = [(self._several(key), self._several(value)) for key, value in like.memory]
+        self._memory = [(self._of_all(key), self._of_all(value)) for key, value in like.memory]
         states = {} if like.states is None else like.states.memory
-        self._states = {name: self._several(buffer) for name, buffer in states.items()}
+        self._states = {name: self._of_all(buffer) for name, buffer in states.items()}
 
     def _filled(self, texts: int) -> int:
         return -(-texts // self._multiple) * self._multiple
 
-    def _several(self, like: Buffer) -> Buffer:
+    def _of_all(self, like: Buffer) -> Buffer:
         """Memory for all texts of a buffer [1, ...]."""
         return self.provider.allocate((len(self._keys), *like.shape[1:]), like.dtype)
 
@@ -50,17 +50,17 @@ class Slots:
 
     def join(self, cache: KVCache) -> None:
         """Let a cache keep its text in the next slot, from now on."""
-        self._settle(cache, len(self.caches))
+        self._move(cache, len(self.caches))
         self.caches.append(cache)
 
     def leave(self, cache: KVCache) -> None:
         """Free the slot of a cache, whose memory the last one takes."""
         slot, last = self.caches.index(cache), self.caches.pop()
         if last is not cache:
-            self._settle(last, slot)
+            self._move(last, slot)
             self.caches[slot] = last
 
-    def _settle(self, cache: KVCache, slot: int) -> None:
+    def _move(self, cache: KVCache, slot: int) -> None:
         """Take what a cache has of its text to a slot."""
         before = cache.memory if cache.length else []  # a cache in a device's memory takes none before it is used
         states = None if cache.states is None else cache.states.snapshot()

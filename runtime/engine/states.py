@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import InputError
+from edge.manifest import Manifest
 from edge.runtime.limits import LASTING
 from edge.runtime.providers.provider import Buffer, Provider
 
@@ -33,18 +35,12 @@ class States:
 
     branches = 1
 
-    def __init__(
-        self,
-        provider: Provider,
-        shapes: Mapping[str, Sequence[int]],
-    ) -> None:
+    def __init__(self, provider: Provider, shapes: Mapping[str, Sequence[int]]) -> None:
         self._provider = provider
-        self.memory: dict[str, Buffer] = {
-            name: provider.allocate((1, *shape), np.float32) for name, shape in shapes.items()
-        }
+        self.memory = self._allocate(shapes, 1)
         self._lasting: list[StateSnapshot] = []
         self._latest: StateSnapshot | None = None
-        self.reset()
+        self.at = 0  # memory begins with zeros
 
     @property
     def nbytes(self) -> int:
@@ -55,12 +51,15 @@ class States:
         if all(buffer.shape[0] >= branches for buffer in self.memory.values()):
             return False
         before = self.snapshot()
-        self.memory = {
-            name: self._provider.allocate((branches, *buffer.shape[1:]), buffer.dtype)
-            for name, buffer in self.memory.items()
-        }
+        self.memory = self._allocate({name: buffer.shape[1:] for name, buffer in self.memory.items()}, branches)
         self.restore(before)
         return True
+
+    def _allocate(self, shapes: Mapping[str, Sequence[int]], branches: int) -> dict[str, Buffer]:
+        try:
+            return {name: self._provider.allocate((branches, *shape), np.float32) for name, shape in shapes.items()}
+        except MemoryError:
+            raise InputError("The states of this model's layers do not fit in memory; take a smaller model.") from None
 
     def part(self) -> dict[str, Buffer]:
         """The states of the branches that are used."""
@@ -113,6 +112,12 @@ class States:
         for buffer in self.memory.values():
             buffer.array[: len(branches)] = buffer.array[branches]
         self.branches = len(branches)
+
+
+def states_of(manifest: Manifest, provider: Provider) -> States | None:
+    """The states of a text that has not begun; None where the model's layers have none."""
+    shapes = {state.input: state.shape for state in manifest.states}
+    return States(provider, shapes) if shapes else None
 
 
 def written(states: Mapping[str, Buffer]) -> dict[str, Buffer]:

@@ -30,16 +30,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
-from edge.errors import BundleError
+from edge.errors import BundleError, InputError
 from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
 from edge.runtime.kernels.library import OFF, VARIABLE, Kernels, Layout, find_kernels
 from edge.runtime.mapped_file import mapped_file, unchanged
+from edge.runtime.memory.sizes import parse_size
+from edge.runtime.options import shown
 
 MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")
 ALIGNMENT = 64
-KEPT = 8  # files, each about as large as its bundle
-ROOM = 8_000_000_000  # bytes of them all, but the last one stays, whatever it has
+CACHE_SIZE = "EDGE_CACHE_SIZE"  # the environment variable for how much packed weights may take
+ROOM = 20_000_000_000  # bytes of them all, unless that is more than this part of the disk
+OF_DISK = 10
 WORTH_SAYING = 50_000_000  # bytes
 CURRENT = r"[0-9a-f]{32}-[0-9]+\.bin"
 EARLIER = r"[0-9a-f]{16}-[0-9]+\.bin"  # of earlier versions of edge, which nothing reads any more
@@ -232,7 +235,23 @@ def _clean(made: Path) -> None:
         for entry in made.parent.iterdir():
             if re.fullmatch(EARLIER, entry.name):
                 entry.unlink()
-    drop_oldest(made.parent, KEPT, made=made, room=ROOM, ours=partial(re.fullmatch, CURRENT), used=_stamp_of)
+    drop_oldest(made.parent, made=made, room=room(made.parent), ours=partial(re.fullmatch, CURRENT), used=_stamp_of)
+
+
+def room(folder: Path) -> int:
+    """Bytes that the packed weights in a folder may take in all: `EDGE_CACHE_SIZE`; default: 20 GB, or a tenth of the
+    disk where that is less. The latest file stays, whatever it has.
+
+    Raises:
+        InputError: `EDGE_CACHE_SIZE` is no amount.
+    """
+    given = os.environ.get(CACHE_SIZE)
+    if not given:
+        return min(ROOM, shutil.disk_usage(folder).total // OF_DISK)
+    try:
+        return parse_size(given)
+    except InputError:
+        raise InputError(f"{CACHE_SIZE} is {shown(given)}, which is no amount of bytes; write it like 20GB.") from None
 
 
 def _mapped(path: Path) -> tuple[NDArray[np.uint8], os.stat_result]:

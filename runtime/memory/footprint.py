@@ -28,7 +28,7 @@ from edge.runtime.providers import instructions
 
 MIB = 2**20
 FLOAT = 4  # bytes
-LATER = ("prefill", KV8, SKIP)  # graphs that are opened when they pay, or instead of another one
+LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, instead of another one, or no longer
 ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
 
 IMPORTED = 26 * MIB  # after importing what `edge.load` needs

@@ -38,6 +38,11 @@ class Plan:
         """Bytes of a text's KV cache of so many tokens."""
         return math.ceil(self.footprint.running["KV cache"] * tokens / (self.demand.context * self.demand.branches))
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a text's states, and of the marks that it may go back to."""
+        return self.footprint.running.get("states", 0) // self.demand.branches
+
 
 def needed(footprint: Footprint) -> int:
     """Return the smallest budget for a run with this predicted footprint."""

@@ -16,6 +16,7 @@ from edge.manifest import Manifest
 from edge.runtime.engine.binding import LAST_ROW, Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.states import states_of
 from edge.runtime.providers.provider import Provider, Session
 
 ROLES = ("frontend", "encoder", "decoder", "prefill")  # in the order in which they are shown
@@ -112,7 +113,7 @@ def encoded(provider: Provider, manifest: Manifest, encoder: Session, inputs: In
 
 def random_cache(provider: Provider, manifest: Manifest, capacity: int, cross: Cross | None) -> KVCache:
     """Make a cache whose rows are all written: unwritten ones would all be the same page of zeros."""
-    cache = KVCache(provider, manifest.kv, capacity, cross)
+    cache = KVCache(provider, manifest.kv, capacity, cross, states=states_of(manifest, provider))
     rng = np.random.default_rng(0)
     for pair in cache.buffers:
         for buffer in pair:

@@ -356,7 +356,7 @@ def _capacity(manifest: Manifest, asked: int | None) -> int:
             raise InputError(f"The context must be up to {manifest.context} tokens for this bundle, not {asked}.")
         return asked
     available = machine.available_bytes()
-    fits = manifest.context if available is None else available // 2 // manifest.kv.bytes_per_token
+    fits = manifest.context if available is None else available // 2 // max(1, manifest.kv.bytes_per_token)
     return max(LEAST_CONTEXT, min(manifest.context, fits))
 
 

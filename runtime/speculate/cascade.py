@@ -81,16 +81,16 @@ class Cascade(Drafter):
             weak = self._lookup.propose(context, budget)
             if weak.tokens and weak.grades[0] >= ENOUGH:
                 return weak
-        draft, chain = NOTHING, Budget(budget.tokens, budget.min_chance)
+        draft = NOTHING
         if self._trigram is not None:
-            draft = _graded(self._trigram.propose(context, chain), TRIGRAM)
+            draft = _graded(self._trigram.propose(context, budget), TRIGRAM)
         if self._recycle is None:
             return draft if draft.tokens else weak
         if not draft.tokens:
-            draft = _graded(self._recycle.propose(context, chain), RECYCLE)
+            draft = _graded(self._recycle.propose(context, budget), RECYCLE)
             unsure = not draft.tokens or self.priors[draft.grades[0]] < self.priors[1]
             return weak if weak.tokens and unsure else draft
-        rest = Budget(budget.tokens - len(draft.tokens), budget.min_chance)
+        rest = budget._replace(tokens=budget.tokens - len(draft.tokens))
         more = _graded(self._recycle.propose(draft.tokens[-1:], rest), RECYCLE)
         return Draft([*draft.tokens, *more.tokens], [*draft.grades, *more.grades])
 

@@ -158,8 +158,8 @@ class Planner:
     """Cuts drafts to what pays.
 
     priors: what is believed of the drafter's grades. width: maximum tokens of a step, with the one before the draft.
-    cost: of drafting a token, in plain steps, before it was measured. even: the costs
-    of the steps of exact answers, which run even numbers of tokens; default: `costs`.
+    cost: of drafting a token, in plain steps, before it was measured. even: the costs of the steps of exact answers,
+    which run even numbers of tokens; default: `costs`.
     """
 
     def __init__(

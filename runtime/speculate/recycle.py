@@ -34,7 +34,6 @@ CANDIDATES = 8  # of each token, among which the first one's share is taken; the
 WIDEST = 64  # candidates of each token of a bundle's file, at most
 LEVELS = 8  # of how sure a row is of its first candidate
 HEAD = 8  # bytes
-CHUNK = 128  # prompt tokens of a step
 
 # Rows of the file: levels by the first candidate's share in what all candidates have.
 BOUNDS = np.array([0.25, 0.4, 0.5, 0.6, 0.7, 0.85, 0.95])

@@ -25,8 +25,8 @@ def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> 
         name = suite.attrib["name"].rsplit(".", 1)[-1]
         passed[name] = int(suite.attrib["tests"]) - int(suite.attrib["skipped"])
     # What needs the corpus may not have been skipped.
-    # Three decoders, each over float and int8 keys; two in units, a tree, a prefill graph; four encoder-decoders.
-    assert passed["GoldenTest"] >= 14
+    # Three decoders, each over float and int8 keys; two in units, a prefill graph; four encoder-decoders.
+    assert passed["GoldenTest"] >= 13
     assert passed["ConformanceTest"] >= 47  # with what drafts in three ways, and ten policies that skip layers
     assert passed["SkipTest"] >= 7
     assert passed["DraftsTest"] >= 4

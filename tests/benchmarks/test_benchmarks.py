@@ -230,3 +230,18 @@ def test_a_whole_run_writes_every_metric(
     speed = {f"{what} @ {n}": 2 for what in ("prefill", "decode") for n in (16, 128)}
     assert counts == speed | {"bare import": 1, "peak private": 1, "peak RSS": 1, "first token": 1}
     assert "decode @ 128, tokens/s" in capsys.readouterr().out
+
+
+def test_a_bundle_is_exported_once_for_the_code_that_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import convert
+
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> None:
+        commands.append(command)
+        Path(command[command.index("-o") + 1]).mkdir()
+
+    monkeypatch.setattr(convert, "run", run)
+    made = [convert.bundle(tmp_path / "model", tmp_path, "int4", "--weights", "int4") for _ in range(2)]
+    assert made[0] == made[1] and made[0].is_dir() and len(commands) == 1
+    assert commands[0][-2:] == ["--weights", "int4"]

@@ -15,11 +15,11 @@ from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.candidates import candidates_of
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.graphs.batch_step import BatchSteps
 from edge.runtime.engine.graphs.device_cache import DeviceCache, DeviceMemoryPool
 from edge.runtime.engine.graphs.device_plan import LEAST, plan_for
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.protocol import context_of
-from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import check_sessions
 from edge.runtime.engine.graphs.whole import kept_step
 from edge.runtime.engine.tree import Tree
@@ -64,7 +64,7 @@ class DeviceGraph:
         self.pool = DeviceMemoryPool(self.context)
         vocab = bundle.manifest.dims.vocab_size
         self._steps = KeptSteps[Step, WholeBinding](provider, vocab, remote=True)
-        self.several = Several(self.session, vocab) if self.encoder is None else None
+        self.batch = BatchSteps(self.session, vocab) if self.encoder is None else None
 
     def _within(self, bundle: Bundle, limit: int, asked: int | None) -> int:
         """The context that the limit has room for: what is asked for, or as much as fits."""

@@ -53,7 +53,7 @@ class FixedGraphs:
     takes_trees = True
     chunk, side_by_side = PREFILL_CHUNK, SIDE_BY_SIDE
     routes = None
-    several = None
+    batch = None
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.target is not None

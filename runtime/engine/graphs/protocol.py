@@ -13,7 +13,7 @@ from edge.errors import InputError
 from edge.manifest import KVLayout
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.graphs.several import Several
+from edge.runtime.engine.graphs.batch_step import BatchSteps
 from edge.runtime.engine.long_rope import LongRope
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
@@ -35,7 +35,7 @@ class Graphs(Protocol):
     be given a `Tree`. remote: whether logits are in another memory than the host's, from which few are read sooner: a
     step can be asked for `CANDIDATES`. chunk: prompt tokens of one step, where nobody says how many. side_by_side:
     prompts that are answered at a time. routes: what says which units run in a step; None where all layers do. target:
-    what the graphs were made for, where that is one kind of device. several: runs a token of each of several texts;
+    what the graphs were made for, where that is one kind of device. batch: runs a token of each of several texts;
     None where a step takes one text alone.
     """
 
@@ -61,7 +61,7 @@ class Graphs(Protocol):
     def target(self) -> Target | DeviceTarget | None: ...
 
     @property
-    def several(self) -> Several | None: ...
+    def batch(self) -> BatchSteps | None: ...
 
     @property
     def sessions(self) -> dict[str, Session]:

@@ -17,10 +17,10 @@ from edge.manifest import FLOAT32, SKIP
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.graphs.batch_step import BatchSteps, RowRoute
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
 from edge.runtime.engine.graphs.segment_step import SegmentsBinding, SegmentStep
-from edge.runtime.engine.graphs.several import Several, Turn
 from edge.runtime.engine.graphs.single import SingleSession
 from edge.runtime.engine.graphs.whole import batches
 from edge.runtime.engine.route import Route, all_units, check_route
@@ -52,8 +52,8 @@ class SegmentedGraph(SingleSession):
         super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
         vocab = bundle.manifest.dims.vocab_size
         self._steps = KeptSteps[SegmentStep, SegmentsBinding](provider, vocab)
-        batch = batches(bundle, self.variant, self.session) and (self.by_row or not self.policy.watched)
-        self.several = SeveralInUnits(self.session, vocab, bundle, self.policy) if batch else None
+        takes_batch = batches(bundle, self.variant, self.session) and (self.by_row or not self.policy.watched)
+        self.batch = BatchStepsInUnits(self.session, vocab, bundle, self.policy) if takes_batch else None
         for unit in self.policy.watched:
             if f"at.{unit}.x" not in self.session.outputs:
                 raise BundleError(
@@ -194,15 +194,15 @@ class SegmentedGraph(SingleSession):
             policy.observe(cache, start, unit, seen.stream_at(unit))
 
 
-class SeveralInUnits(Several):
-    """See `Several`: each text runs through the units that the policy says."""
+class BatchStepsInUnits(BatchSteps):
+    """See `BatchSteps`: each text runs through the units that the policy says."""
 
     def __init__(self, session: Session, vocab: int, bundle: Bundle, policy: SkipPolicy) -> None:
         super().__init__(session, vocab, len(all_units(bundle)))
         self._bundle, self._policy = bundle, policy
         self._checked = set[Route]()
 
-    def turn(self, cache: KVCache) -> Turn:
+    def row_route(self, cache: KVCache) -> RowRoute:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         cache.sync()
         if cache.forced is not None:

@@ -13,10 +13,10 @@ from edge.manifest import KV8
 from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.graphs.batch_step import BatchSteps
 from edge.runtime.engine.graphs.kept_steps import KeptSteps
-from edge.runtime.engine.graphs.several import Several
 from edge.runtime.engine.graphs.single import SingleSession
-from edge.runtime.engine.states import States
+from edge.runtime.engine.states import states_of
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import LOGITS, Want
@@ -32,13 +32,14 @@ class WholeGraph(SingleSession):
         super().__init__(bundle, variant, provider)
         vocab = bundle.manifest.dims.vocab_size
         self._steps = KeptSteps[Step, WholeBinding](provider, vocab)
-        self.several = Several(self.session, vocab) if batches(bundle, variant, self.session) else None
+        self.batch = BatchSteps(self.session, vocab) if batches(bundle, variant, self.session) else None
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
-        check_memory(self.kv, rows, remote=False)
-        shapes = {state.input: state.shape for state in self.bundle.manifest.states}
-        states = States(self.provider, shapes) if shapes else None
-        return KVCache(self.provider, self.kv, rows, cross, spare, exact, states)
+        stated = self.bundle.manifest.states
+        check_memory(self.kv, rows, remote=False, states=sum(state.nbytes for state in stated))
+        return KVCache(
+            self.provider, self.kv, rows, cross, spare, exact, states_of(self.bundle.manifest, self.provider)
+        )
 
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want

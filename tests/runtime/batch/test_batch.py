@@ -49,6 +49,17 @@ def test_answers_side_by_side_are_those_one_by_one(by_layer: Bundle, skip: str, 
     assert [each.finish_reason for each in together] == [each.finish_reason for each in alone]
 
 
+@pytest.mark.parametrize("skip", POLICIES)
+def test_the_next_text_in_a_slot_has_nothing_of_the_last(by_layer: Bundle, skip: str) -> None:
+    """Of prompts that are short enough for their steps to be stored."""
+    model, options = loaded(by_layer, skip), GenerateOptions(max_tokens=12)
+    prompts = ["The moon c", "la la", "A tide ris", "def f(x):", "once", "The wind", "to be"]
+    alone = [model.generate(prompt, options, raw=True).token_ids for prompt in prompts]
+    for width in (2, 3):
+        together = model.generate_all(prompts, options, raw=True, width=width)
+        assert [each.token_ids for each in together] == alone
+
+
 def test_steps_take_as_many_sequences_as_there_are(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     run = Engine.step_all
@@ -201,18 +212,18 @@ def test_answers_to_prompts_are_printed_in_their_order_too(
 
 def stop_after_an_answer(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run it, with Ctrl-C once the first answer is kept."""
-    from edge.cli.run.lines import Kept
+    from edge.cli.run.lines import AnswerOutput
 
-    add, pressed = Kept.add, list[int]()
+    add, pressed = AnswerOutput.add, list[int]()
 
-    def press(self: Kept, place: int, shown: str) -> None:
+    def press(self: AnswerOutput, place: int, shown: str) -> None:
         add(self, place, shown)
         pressed.append(place)
         if len(pressed) == 1:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Kept, "add", press)
+        patch.setattr(AnswerOutput, "add", press)
         assert main(command) == 130
 
 

@@ -60,7 +60,7 @@ class Summing:
         self._inputs = rng.standard_normal((vocab, WIDTH)).astype(np.float32)
         self._head = rng.standard_normal((WIDTH, vocab)).astype(np.float32)
         self.ran: list[int] = []  # tokens of each step
-        self.several: Any = SimpleNamespace(run=self._all)
+        self.batch: Any = SimpleNamespace(run=self._all)
 
     @property
     def sessions(self) -> dict[str, Any]:

@@ -20,12 +20,13 @@ import pytest
 from edge import home
 from edge.bundle import Bundle, sha256_of
 from edge.cli.main import main
-from edge.home import cache_dir
+from edge.errors import InputError
+from edge.home import KEPT, cache_dir
 from edge.manifest import File
 from edge.runtime.kernels import library as kernels
 from edge.runtime.kernels import packed
 from edge.runtime.kernels.library import Kernels
-from edge.runtime.kernels.packed import END, KEPT, MARK, PackedWeights, packed_file
+from edge.runtime.kernels.packed import CACHE_SIZE, END, MARK, PackedWeights, packed_file
 from edge.runtime.load import open_engine
 
 TOKENS = np.array([5, 7, 9])
@@ -342,6 +343,28 @@ def test_what_killed_packings_left_goes_and_a_running_ones_stays(
     os.utime(old, (0, 0))
     logits(tiny_bundle)
     assert {*folder.iterdir()} == {packed_file(tiny_bundle, library), running, strange}
+
+
+def test_what_was_not_used_for_the_longest_time_goes_where_the_cache_is_full(
+    tiny_bundle: Bundle, library: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cache_dir() / "packed"
+    folder.mkdir(parents=True)
+    others = [folder / f"{i:032x}-1.bin" for i in range(4)]
+    for i, other in enumerate(others):
+        other.write_bytes(bytes(1000))
+        os.utime(other, (1000 + i, 1000 + i))
+    monkeypatch.setenv(CACHE_SIZE, "1MB")
+    wanted = logits(tiny_bundle)
+    assert {*folder.iterdir()} == {packed_file(tiny_bundle, library), *others}
+    packed_file(tiny_bundle, library).unlink()
+    monkeypatch.setenv(CACHE_SIZE, "1kB")
+    assert logits(tiny_bundle) == wanted
+    assert {*folder.iterdir()} == {packed_file(tiny_bundle, library)}, "the latest stays, whatever it has"
+    packed_file(tiny_bundle, library).unlink()
+    monkeypatch.setenv(CACHE_SIZE, "much")
+    with pytest.raises(InputError, match="EDGE_CACHE_SIZE is 'much', which is no amount of bytes"):
+        logits(tiny_bundle)
 
 
 @pytest.mark.parametrize("apart", [3600, 10**8, -10])

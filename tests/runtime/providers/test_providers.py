@@ -20,7 +20,7 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.generate_options import GenerateOptions
-from edge.runtime.providers import PROVIDERS, base, check_provider, cpu, open_provider
+from edge.runtime.providers import PROVIDERS, check_provider, cpu, open_provider, provider
 from edge.runtime.providers.provider import Binding, Buffer, Session
 
 SENTENCE = "A man rides a bicycle."
@@ -178,7 +178,7 @@ def test_onnxruntime_is_told_not_to_fall_back(tiny_bundle: Bundle, monkeypatch: 
             given.update(options)
             raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(base.ort, "InferenceSession", Refuses)
+    monkeypatch.setattr(provider.ort, "InferenceSession", Refuses)
     with pytest.raises(BundleError, match="the device is gone"):
         open_provider("cpu").open(tiny_bundle, "decoder")
     assert given["providers"] == ["CPUExecutionProvider"] and given["enable_fallback"] is False

@@ -20,8 +20,8 @@ import edge
 from edge.bundle import Bundle
 from edge.manifest import INT8, KV8, SKIP, Segment
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.batch_step import BatchStep
 from edge.runtime.engine.graphs.segment_cache import SegmentedCache
-from edge.runtime.engine.graphs.several import SeveralStep
 from edge.runtime.engine.route import Route
 from edge.runtime.engine.variant import Variant
 from edge.runtime.engine.want import TOKENS
@@ -206,14 +206,14 @@ def test_prompts_side_by_side_run_the_same_layers_as_alone(
 ) -> None:
     """Answers of several lengths, of which the next one begins as soon as another ends: a token of each runs through
     layers of its own."""
-    routes_of, apart, run = list[int](), list[bool](), SeveralStep.run
+    routes_of, apart, run = list[int](), list[bool](), BatchStep.run
 
-    def counted(self: SeveralStep, caches: Any, tokens: Any, turns: Any) -> Any:
+    def counted(self: BatchStep, caches: Any, tokens: Any, turns: Any) -> Any:
         routes_of.append(len({route for route, _ in turns}))
         apart.append(len({cache.length - cache.prompt for cache in caches}) > 1)
         return run(self, caches, tokens, turns)
 
-    monkeypatch.setattr(SeveralStep, "run", counted)
+    monkeypatch.setattr(BatchStep, "run", counted)
     bundle = with_routers(quantized[1], tmp_path / "routed.edge") if skip.startswith("first") else quantized[0]
     engine = open_engine(bundle, skip=skip, context=256, kv=kv)
     model = Model(engine.bundle, engine, Text(bundle), speculate="off")

@@ -204,11 +204,11 @@ def test_lookup_drafts_a_repetition_beyond_the_end_of_the_text() -> None:
 
 
 def test_lookup_takes_the_memory_that_it_says_and_keeps_to_a_limit(tmp_path: Path) -> None:
-    from edge.runtime.speculate import base, lookup
+    from edge.runtime.speculate import drafter, lookup
 
     model, _ = fake_model(tmp_path, says("x"))
     for limit in (None, 200_000):
-        setting = base.Setting(model.bundle, 5000, limit=limit)
+        setting = drafter.Setting(model.bundle, 5000, limit=limit)
         index = lookup.make(setting)
         index.begin(list(range(9000)))
         held = sum(v.itemsize * len(v) for v in vars(index).values() if hasattr(v, "itemsize"))

@@ -7,11 +7,8 @@ import dev.edgelm.bundle.GOLDEN
 import dev.edgelm.bundle.Manifest
 import dev.edgelm.bundle.readJson
 import dev.edgelm.decode.likeliest
-import dev.edgelm.engine.BLOCKED
 import dev.edgelm.engine.Encoder
 import dev.edgelm.engine.Engine
-import dev.edgelm.engine.KvCache
-import dev.edgelm.engine.Tree
 import dev.edgelm.skip.allLayers
 import java.nio.FloatBuffer
 import kotlinx.serialization.SerializationException
@@ -88,7 +85,7 @@ class GoldenReport internal constructor(
 )
 
 /**
- * Replay the recorded answers of a bundle in the graph with the role `decoder`, `kv8`, `prefill`, `tree` or `skip`, as
+ * Replay the recorded answers of a bundle in the graph with the role `decoder`, `kv8`, `prefill` or `skip`, as
  * docs/reference/bundle-format.md says: the recorded tokens are fed, whatever this machine's own choice is.
  */
 fun replayGolden(bundle: Bundle, role: String = Engine.DECODER, threads: Int? = null): GoldenReport {
@@ -153,21 +150,10 @@ private class Replay(private val engine: Engine, private val role: String, priva
             } else {
                 compare(engine.step(cache, prompt, 0, prompt.size), 0, 0, wanted)
                 for (i in 1 until answer.size) {
-                    val logits = if (role == Engine.TREE) branched(cache, answer[i - 1]) else engine.step(cache, answer, i - 1, 1)
-                    compare(logits, 0, i, wanted)
+                    compare(engine.step(cache, answer, i - 1, 1), 0, i, wanted)
                 }
             }
         }
-    }
-
-    /** The logits after [token], which is in a tree twice; the tree's other branch is dropped. */
-    private fun branched(cache: KvCache, token: Int): FloatBuffer {
-        val length = cache.length
-        // Neither sees the other.
-        val bias = Array(2) { row -> FloatArray(length + 2).also { it[length + 1 - row] = BLOCKED } }
-        val logits = engine.branch(cache, intArrayOf(token, token), Tree(intArrayOf(length, length), bias))
-        cache.length = length + 1
-        return logits
     }
 
     private fun compare(logits: FloatBuffer, at: Int, step: Int, wanted: FormCase) {

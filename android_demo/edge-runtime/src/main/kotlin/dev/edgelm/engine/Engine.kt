@@ -31,8 +31,8 @@ internal const val PREFILL_GRAPH_FROM = 256
  * kernels take rows by twos and a last one alone, which differs in its last bits. So answers do not depend on how a text
  * is cut into steps.
  *
- * [role]: `decoder`; `kv8` for keys and values in int8, which take a quarter of the memory; `tree`, a decoder's for tokens
- * that do not follow each other; or `skip`, of which the policy that [policies] makes for each cache says what runs.
+ * [role]: `decoder`; `kv8` for keys and values in int8, which take a quarter of the memory;
+ * or `skip`, of which the policy that [policies] makes for each cache says what runs.
  */
 internal class Engine(
     val bundle: Bundle, val role: String, val context: Int, threads: Int?, private val prefills: Boolean,
@@ -236,7 +236,6 @@ internal class Engine(
         const val DECODER = "decoder"
         const val KV8 = "kv8"
         const val PREFILL = "prefill"
-        const val TREE = "tree"
         const val SKIP = "skip"
         private const val ROUND = 256 // rows, so that the memory of one answer often serves the next
     }

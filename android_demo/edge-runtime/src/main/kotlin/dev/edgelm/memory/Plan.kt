@@ -59,7 +59,7 @@ class Plan internal constructor(
         internal const val SAMPLING = 3 // rows of logits that choosing a token works on
         private const val CROSS_SCORES = 4 // copies of the scores over the encoder's rows
         private const val KV8_STEP = 8 // tokens of a step up to which a graph over keys in int8 attends to bytes
-        private val LATER = setOf(Engine.PREFILL, Engine.TREE, Engine.KV8, Engine.SKIP) // opened when they pay, or instead
+        private val LATER = setOf(Engine.PREFILL, "tree", Engine.KV8, Engine.SKIP) // opened when they pay, or instead, or no longer
 
         /**
          * The plan that keeps most: float keys and the prefill graph first. Long steps of drafts go before float keys, and

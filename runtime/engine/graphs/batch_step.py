@@ -20,11 +20,11 @@ from edge.runtime.providers.provider import Session
 
 ALL: Route = (0,)  # of a graph of all layers, which is one unit
 
-Turn = tuple[Route, NDArray[np.float32] | None]
+RowRoute = tuple[Route, NDArray[np.float32] | None]
 """The units that a text's next token runs through, and the limits [U] by which it leaves out some of them itself."""
 
 
-class Several:
+class BatchSteps:
     """Runs several texts in the session that runs each alone. Steps are stored for the next one of their size.
 
     vocab: tokens of the model. units: of the graph.
@@ -32,9 +32,9 @@ class Several:
 
     def __init__(self, session: Session, vocab: int, units: int = 1) -> None:
         self._session, self._vocab, self._units = session, vocab, units
-        self._steps: WeakKeyDictionary[Slots, dict[tuple[int, Want], SeveralStep]] = WeakKeyDictionary()
+        self._steps: WeakKeyDictionary[Slots, dict[tuple[int, Want], BatchStep]] = WeakKeyDictionary()
 
-    def turn(self, cache: KVCache) -> Turn:
+    def row_route(self, cache: KVCache) -> RowRoute:
         """Return what the next token of a text runs through."""
         return ALL, None
 
@@ -43,11 +43,11 @@ class Several:
         steps, shape = self._steps.setdefault(slots, {}), (slots.size, want)
         step = steps.get(shape)
         if step is None:
-            step = steps[shape] = SeveralStep(self._session, slots, self._vocab, self._units, want)
-        return step.run(slots.caches, tokens, [self.turn(cache) for cache in slots.caches])
+            step = steps[shape] = BatchStep(self._session, slots, self._vocab, self._units, want)
+        return step.run(slots.caches, tokens, [self.row_route(cache) for cache in slots.caches])
 
 
-class SeveralStep(CacheBinding):
+class BatchStep(CacheBinding):
     """A step of all slots that the texts take at present, bound to their memory."""
 
     def __init__(self, session: Session, slots: Slots, vocab: int, units: int, want: Want) -> None:
@@ -76,9 +76,10 @@ class SeveralStep(CacheBinding):
         self.keep_states(states)
         self._bound.output("tokens" if want == TOKENS else LOGITS, self._result)
 
-    def run(self, caches: list[KVCache], tokens: NDArray[np.int64], turns: list[Turn]) -> Any:
+    def run(self, caches: list[KVCache], tokens: NDArray[np.int64], routes: list[RowRoute]) -> Any:
         """Append a token to each of the caches; what is wanted of each, overwritten by the next step. What a slot
         without a text has is not used."""
+        assert self._by_row or len({route for route, _ in routes}) == 1, "this graph has one route for all texts"
         count = len(caches)
         self._tokens[:count, 0] = tokens
         self._positions[:count, 0] = [cache.length for cache in caches]
@@ -86,7 +87,7 @@ class SeveralStep(CacheBinding):
         self._held[:, count:] = 1
         self._runs[:] = False
         self._limits[:] = NO_LIMIT
-        for i, (cache, (route, limits)) in enumerate(zip(caches, turns, strict=True)):
+        for i, (cache, (route, limits)) in enumerate(zip(caches, routes, strict=True)):
             self._held[:, i] = cache.grow(self._positions[i], route)
             self._runs[list(route), i if self._by_row else 0] = True
             if limits is not None:
