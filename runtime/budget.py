@@ -29,7 +29,7 @@ from edge.runtime.kernels.graph import attends_to_bytes
 from edge.runtime.limits import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.memory.plan import Plan, needed
-from edge.runtime.memory.sizes import parse_size, show_size
+from edge.runtime.sizes import parse_size, show_size
 from edge.runtime.speculate.drafter import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
 
 GOAL = 1024  # tokens of context

@@ -56,7 +56,7 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     if target is not None:
         limit = options.memory
         if isinstance(limit, str):
-            from edge.runtime.memory.sizes import parse_size
+            from edge.runtime.sizes import parse_size
 
             limit = parse_size(limit)
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)

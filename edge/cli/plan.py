@@ -144,7 +144,7 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
     from rich.bar import Bar
 
     from edge.runtime.memory.plan import RESERVE, needed
-    from edge.runtime.memory.sizes import show_size
+    from edge.runtime.sizes import show_size
 
     out, footprint = console(), plan.footprint
     rows = table(f"{manifest.name}, private memory in MB", "Kind", "Loading", "Running", "At the peak", text=1)
@@ -168,7 +168,7 @@ def _show_longest(plan: Plan) -> None:
     """Print the memory that an encoder-decoder needs for the longest input of a run without a budget. Attention between
     all tokens of an input grows with their square."""
     from edge.runtime.memory.plan import needed
-    from edge.runtime.memory.sizes import show_size
+    from edge.runtime.sizes import show_size
 
     what = f"{show_size(needed(plan.footprint))} for one of {plan.demand.source:,} tokens; see --context"
     console().print(labelled(f"{'Longer texts':14} ", what))

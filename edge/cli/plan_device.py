@@ -9,7 +9,7 @@ from edge.cli.tables import console, labelled, print_json, table
 from edge.errors import InputError
 from edge.runtime.engine.graphs.device_plan import LEAST, plan_for
 from edge.runtime.limits import DEFAULT_CONTEXT
-from edge.runtime.memory.sizes import parse_size
+from edge.runtime.sizes import parse_size
 from edge.targets import CUDA, has_target, read_device_target
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def _weights(value: str) -> str:
 
 
 def _size(text: str) -> int:
-    from edge.runtime.memory.sizes import parse_size
+    from edge.runtime.sizes import parse_size
 
     return parse_size(text)
 

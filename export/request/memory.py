@@ -25,7 +25,7 @@ from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, matrices, packed_
 from edge.export.quantize import METHODS
 from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.process import private_bytes
-from edge.runtime.memory.sizes import show_size
+from edge.runtime.sizes import show_size
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint

@@ -34,8 +34,8 @@ from edge.errors import BundleError, InputError
 from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
 from edge.runtime.kernels.library import OFF, VARIABLE, Kernels, Layout, find_kernels
 from edge.runtime.mapped_file import mapped_file, unchanged
-from edge.runtime.memory.sizes import parse_size
 from edge.runtime.options import shown
+from edge.runtime.sizes import parse_size
 
 MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")

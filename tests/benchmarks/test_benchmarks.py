@@ -233,8 +233,6 @@ def test_a_whole_run_writes_every_metric(
 
 
 def test_a_bundle_is_exported_once_for_the_code_that_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import convert
-
     commands: list[list[str]] = []
 
     def run(command: list[str]) -> None:

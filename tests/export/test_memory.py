@@ -28,7 +28,7 @@ from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.export.request.memory import DRAFTS, Request, leave_out, stages_of
 from edge.manifest import Tokens
 from edge.runtime.memory import process
-from edge.runtime.memory.sizes import parse_size
+from edge.runtime.sizes import parse_size
 
 GB = 10**9
 NORMAL = Options(effort="normal")

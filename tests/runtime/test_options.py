@@ -21,8 +21,8 @@ from edge.errors import InputError
 from edge.runtime.decode.beam_options import BeamOptions
 from edge.runtime.decode.sampling import SamplingOptions
 from edge.runtime.load_options import LoadOptions
-from edge.runtime.memory.sizes import parse_size
 from edge.runtime.options import Options
+from edge.runtime.sizes import parse_size
 from edge.runtime.speech.transcribe_options import DecodingOptions
 
 ALL = [

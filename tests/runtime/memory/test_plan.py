@@ -32,9 +32,9 @@ from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory import process as memory
 from edge.runtime.memory.footprint import MIB
 from edge.runtime.memory.plan import RESERVE, Plan, needed
-from edge.runtime.memory.sizes import parse_size, show_size
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.providers.threads import default_threads
+from edge.runtime.sizes import parse_size, show_size
 
 MB = 10**6
 
