@@ -103,6 +103,7 @@ def test_drawn_answers_are_those_of_the_same_seed_alone(tiny_bundle: Bundle) -> 
     options = GenerateOptions(max_tokens=16, temperature=0.9, seed=5, repetition_penalty=1.2)
     alone = [model.generate(prompt, options).token_ids for prompt in PROMPTS]
     assert [each.token_ids for each in model.generate_all(PROMPTS, options)] == alone
+    assert [model.generate(prompt, options, seed=6).token_ids for prompt in PROMPTS] != alone
 
 
 @pytest.mark.parametrize("skip", ["off", "skipdecode:3-6"])
