@@ -43,7 +43,7 @@ class Host:
     bundle = SimpleNamespace(manifest=SimpleNamespace(groups=[]))
 
     def new_cache(self, capacity: int) -> Any:
-        return SimpleNamespace(exact=False, cross=None)
+        return SimpleNamespace(exact=False, cross=None, states=None)
 
     def step(self, cache: KVCache, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         logits = self.table[tokens[-1]].copy()
