@@ -138,7 +138,7 @@ def test_states_are_written_where_there_are_some(manifest: Manifest) -> None:
         ({"layer": 1}, r"kv.layers\[0\] has 0 heads"),
         ({"layer": 2}, r"states\[0\].layer is 2"),
         ({"layer": -1}, r"states\[0\].layer is -1"),
-        ({"name": "conv"}, "states has 2 entries, 1 of them with names of their own"),
+        ({"name": "conv"}, "states has 2 entries, 1 of them with different names"),
         ({"name": "key"}, r"states\[0\].name is 'key'"),
         ({"name": "../scan"}, r"states\[0\].name is '../scan'"),
         ({"name": ""}, r"states\[0\].name is ''"),

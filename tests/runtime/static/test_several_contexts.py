@@ -19,7 +19,7 @@ TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, CONTEXT)
 
 
 @pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def several(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return bundle_of(checkpoint_of("llama"), tmp_path_factory.mktemp("several"), contexts=CONTEXTS)
 
 
