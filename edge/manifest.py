@@ -350,6 +350,11 @@ class Manifest:
         """Stored bits over all weights, scales, zero points, embeddings and head included."""
         return 8 * sum(g.bytes for g in self.groups) / sum(g.parameters for g in self.groups)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states that layers keep of one text."""
+        return sum(state.nbytes for state in self.states)
+
     def to_json(self) -> str:
         """The text of `edge.json`."""
         fields = dataclasses.asdict(self)

@@ -52,18 +52,18 @@ class GGUFCheckpoint:
     notes = ()
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
-        self._header = open_gguf(path)
-        _, family, self._gguf = gguf_config.family_of(self._header)
+        self.header = open_gguf(path)
+        _, family, self._gguf = gguf_config.family_of(self.header)
         self._norm_offset = 0.0 if family.norms is None else family.norms.offset
         self.name = name or name_of(path)
         self.kind = kind
-        self.licence = licence or self._header.value("general.license", str)
-        self.config: dict[str, Any] = gguf_config.config_of(self._header, self._vector)
-        self.generation: dict[str, Any] = gguf_settings(self._header)
+        self.licence = licence or self.header.value("general.license", str)
+        self.config: dict[str, Any] = gguf_config.config_of(self.header, self._vector)
+        self.generation: dict[str, Any] = gguf_settings(self.header)
         config = SimpleNamespace(**self.config)
         if family.layers is None or family.norms is None:
             self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))
-            gguf_t5.check_layers(self._header.tensors, self.config, path)
+            gguf_t5.check_layers(self.header.tensors, self.config, path)
             expected = gguf_t5.shapes(self.config)
         else:
             self._sources = self._named_tensors(lambda name: gguf_config.transformers_name(name, self._gguf))
@@ -73,20 +73,20 @@ class GGUFCheckpoint:
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
-        return gguf_tokenizer.tokenizer_of(self._header)
+        return gguf_tokenizer.tokenizer_of(self.header)
 
     def names(self) -> list[str]:
         return list(self._sources)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._header.tensors[self._sources[name]].shape
+        return self.header.tensors[self._sources[name]].shape
 
     def stored_type(self, name: str) -> str:
-        return self._header.tensors[self._sources[name]].type.name
+        return self.header.tensors[self._sources[name]].type.name
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         source = self._sources[name]
-        values = finite(self._dequantized(source, self._places(name, rows)), source, self._header.path)
+        values = finite(self._dequantized(source, self._places(name, rows)), source, self.header.path)
         if self._norm_offset and name.endswith("norm.weight"):  # which the converter adds
             values = values - np.float32(self._norm_offset)
         return values
@@ -96,26 +96,26 @@ class GGUFCheckpoint:
 
     def blocks(self, name: str) -> QTensor | None:
         source = self._sources[name]
-        kind = self._header.tensors[source].type
+        kind = self.header.tensors[source].type
         if kind.name not in FORMS:
             return None
-        raw = self._header.raw(source)
+        raw = self.header.raw(source)
         if (places := self._places(name)) is not None:
             raw = raw[places]
         blocks = _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
-        finite(blocks.scales, source, self._header.path)
+        finite(blocks.scales, source, self.header.path)
         return blocks
 
     def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
         """transformers' name -> the name in the file. named: from that to the other."""
         sources = {}
-        for source, info in self._header.tensors.items():
+        for source, info in self.header.tensors.items():
             name = named(source)
             if name is None:
                 continue
             if info.type.name not in _READABLE:
                 raise CheckpointError(
-                    f"{self._header.path}: the tensor {source!r} is stored as {info.type.name}; read are "
+                    f"{self.header.path}: the tensor {source!r} is stored as {info.type.name}; read are "
                     f"{', '.join(sorted(_READABLE))}."
                 )
             sources[name] = source
@@ -123,7 +123,7 @@ class GGUFCheckpoint:
 
     def _dequantized(self, source: str, places: NDArray[np.int64] | slice | None = None) -> NDArray[np.float32]:
         """The tensor, or its rows at `places`."""
-        raw, kind = self._header.raw(source), self._header.tensors[source].type
+        raw, kind = self.header.raw(source), self.header.tensors[source].type
         if kind in _FLOATS:
             values = raw.view(_FLOATS[kind])
             return (values if places is None else values[places]).astype(np.float32)
@@ -134,15 +134,15 @@ class GGUFCheckpoint:
         return values if places is None or raw.ndim > 1 else values[places]
 
     def _vector(self, source: str) -> NDArray[np.float32]:
-        info = self._header.tensors.get(source)
+        info = self.header.tensors.get(source)
         if info is None:
             return np.empty(0, np.float32)
         if info.type != GGMLQuantizationType.F32 or len(info.shape) != 1:
             raise CheckpointError(
-                f"{self._header.path} is damaged: {source} is {info.type.name} of shape {list(info.shape)} and no "
+                f"{self.header.path} is damaged: {source} is {info.type.name} of shape {list(info.shape)} and no "
                 "row of F32; fetch it again."
             )
-        return finite(self._dequantized(source), source, self._header.path)
+        return finite(self._dequantized(source), source, self.header.path)
 
     def _places(self, name: str, rows: slice | None = None) -> NDArray[np.int64] | slice | None:
         """Return the row numbers in the file of `rows` of transformers' tensor. None means all rows in the file's

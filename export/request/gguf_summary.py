@@ -14,7 +14,7 @@ from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
 from edge.export.facts.gguf_header import TensorInfo, open_gguf
 from edge.export.quantize.rtn import INT8_BLOCK
 
-FLOATS = {"F32": 4, "F16": 2, "BF16": 4}  # bytes of a weight in a bundle
+FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 4}  # of a weight in a bundle, of types that stay floats
 SCALE = 4  # bytes
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
@@ -61,7 +61,11 @@ def summarize(path: Path) -> GgufSummary:
     Raises:
         CheckpointError: it is no GGUF file, or a damaged one.
     """
-    header = open_gguf(path)
+    refusal = None
+    try:
+        header = GGUFCheckpoint(path).header
+    except EdgeError as e:
+        header, refusal = open_gguf(path), str(e)
     architecture = header.value("general.architecture", str)
 
     def number(key: str) -> int | None:
@@ -86,7 +90,7 @@ def summarize(path: Path) -> GgufSummary:
         _types(header.tensors.values()),
         sum(info.size for info in read),
         sum(map(_stored_bytes, read)),
-        _refusal(path),
+        refusal,
     )
 
 
@@ -111,22 +115,13 @@ def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
 def _stored(name: str) -> str:
     if name in FORMS:
         return f"as it is, {FORMS[name].bits} bits"
-    return "floats" if name in FLOATS else f"8 bits, in blocks of {INT8_BLOCK}"
+    return "floats" if name in FLOAT_BYTES else f"8 bits, in blocks of {INT8_BLOCK}"
 
 
 def _stored_bytes(info: TensorInfo) -> int:
     """Bytes of a tensor in a bundle that keeps a file's precision."""
     weights, name = math.prod(info.shape), info.type.name
-    if name in FLOATS:
-        return weights * FLOATS[name]
+    if name in FLOAT_BYTES:
+        return weights * FLOAT_BYTES[name]
     bits, block = (FORMS[name].bits, FORMS[name].block_size) if name in FORMS else (8, INT8_BLOCK)
     return weights * bits // 8 + weights // block * SCALE
-
-
-def _refusal(path: Path) -> str | None:
-    """Why the model does not run; None where it does, as far as its header says."""
-    try:
-        GGUFCheckpoint(path)
-    except EdgeError as e:
-        return str(e)
-    return None

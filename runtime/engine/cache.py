@@ -186,9 +186,10 @@ class KVCache:
             for buffer in pair:
                 repeat_rows(buffer, written, upto)
 
-    def use_memory(self, memory: list[tuple[Buffer, Buffer]], memory_key: MemoryKey) -> None:
-        """Use this memory from now on, with the identity `memory_key`."""
-        self.memory, self.memory_key = memory, memory_key
+    def use_memory(self, memory: list[tuple[Buffer, Buffer]]) -> None:
+        """Use this memory from now on. Steps that are bound to it read what another text has besides rows, such as its
+        counts, so that none is taken over."""
+        self.memory, self.memory_key = memory, MemoryKey()
 
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edge.runtime.engine.cache import KVCache, MemoryKey
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.providers.provider import Buffer
 
 Pairs = list[tuple[Buffer, Buffer]]
@@ -21,8 +21,7 @@ class Slots:
     def __init__(self, like: KVCache, width: int) -> None:
         self.provider, self._multiple = like.provider, 2 if like.exact else 1
         self.caches: list[KVCache] = []
-        slots = self._filled(width)
-        self._keys = [MemoryKey() for _ in range(slots)]
+        self._width = self._filled(width)
         self._memory = [(self._of_all(key), self._of_all(value)) for key, value in like.memory]
         states = {} if like.states is None else like.states.memory
         self._states = {name: self._of_all(buffer) for name, buffer in states.items()}
@@ -32,7 +31,7 @@ class Slots:
 
     def _of_all(self, like: Buffer) -> Buffer:
         """Memory for all texts of a buffer [1, ...]."""
-        return self.provider.allocate((len(self._keys), *like.shape[1:]), like.dtype)
+        return self.provider.allocate((self._width, *like.shape[1:]), like.dtype)
 
     @property
     def size(self) -> int:
@@ -65,7 +64,7 @@ class Slots:
         before = cache.memory if cache.length else []  # a cache in a device's memory takes none before it is used
         states = None if cache.states is None else cache.states.snapshot()
         memory, mine = self.part(1, slot)
-        cache.use_memory(memory, self._keys[slot])
+        cache.use_memory(memory)
         for old, new in zip(before, memory, strict=bool(before)):
             for source, target in zip(old, new, strict=True):
                 self.provider.copy(source, target, cache.length)  # a layer that tokens skipped has fewer rows

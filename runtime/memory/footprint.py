@@ -188,7 +188,7 @@ class MemoryModel:
         }
         if self.manifest.states:  # of a text, at the places that it may go back to, and before a draft
             copies = demand.branches * (1 + LASTING + 1)
-            running["states"] = copies * sum(state.nbytes for state in self.manifest.states)
+            running["states"] = copies * self.manifest.state_bytes
         if demand.drafts:
             running["draft tables"] = demand.drafts
         if demand.prefill:

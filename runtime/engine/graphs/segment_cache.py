@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from edge.manifest import KVLayout
 from edge.runtime.engine.binding import StepBuffers
-from edge.runtime.engine.cache import KVCache, MemoryKey, Snapshot
+from edge.runtime.engine.cache import KVCache, Snapshot
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.route import Route
-from edge.runtime.providers.provider import Buffer, Provider
+from edge.runtime.providers.provider import Provider
 
 
 class SegmentedCache(KVCache):
@@ -55,11 +55,6 @@ class SegmentedCache(KVCache):
         self._alike = 0  # of these the first ones that ran as a prompt does
         self._whole = 0  # of these the first ones that ran through all units
         self._noted = 0  # of the whole ones those that `_ran` has already
-
-    def use_memory(self, memory: list[tuple[Buffer, Buffer]], memory_key: MemoryKey) -> None:
-        """Use this memory from now on. Steps that are bound to it for another text read that one's counts, so that
-        none is taken over."""
-        super().use_memory(memory, MemoryKey())
 
     def sync(self) -> None:
         """Follow `length`, which somebody may have lowered."""

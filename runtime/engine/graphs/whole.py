@@ -35,11 +35,9 @@ class WholeGraph(SingleSession):
         self.batch = BatchSteps(self.session, vocab) if batches(bundle, variant, self.session) else None
 
     def make_cache(self, rows: int, cross: Cross | None, spare: int, exact: bool) -> KVCache:
-        stated = self.bundle.manifest.states
-        check_memory(self.kv, rows, remote=False, states=sum(state.nbytes for state in stated))
-        return KVCache(
-            self.provider, self.kv, rows, cross, spare, exact, states_of(self.bundle.manifest, self.provider)
-        )
+        manifest = self.bundle.manifest
+        check_memory(self.kv, rows, remote=False, states=manifest.state_bytes)
+        return KVCache(self.provider, self.kv, rows, cross, spare, exact, states_of(manifest, self.provider))
 
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64], tree: Tree | None, want: Want
