@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, KV8, PREFILL_VERSION, SKIP
-from edge.runtime.engine.variant import AUTO, DECODER, OFF, Variant, kv_dtypes, runs_whole
+from edge.runtime.engine.variant import AUTO, DECODER, OFF, Variant, kv_dtypes, runs_whole, takes_prefill
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.shares import WAIT
 from edge.runtime.providers import check_provider, provider_name
@@ -63,13 +63,14 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
     whole = runs_whole(bundle, policy)
     kv = kv_dtypes(bundle, options.kv, whole=whole, provider=options.provider)
-    plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
+    prefill = takes_prefill(bundle, policy, options.provider)
+    plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, prefill)
     if plan is not None:
         kv = [plan.demand.kv]
         if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
             speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
     role = SKIP if not whole else DECODER if kv[0] == FLOAT32 else KV8
-    prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
+    prefill = prefill and kv[0] == FLOAT32 and _prefill(bundle, plan)
     refuse = options.when_full != WAIT
     return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)
 
@@ -122,7 +123,7 @@ def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | N
 
 
 def _plan(
-    bundle: Bundle, options: LoadOptions, present: int, exact: bool, speculate: str, kv: list[str], whole: bool
+    bundle: Bundle, options: LoadOptions, present: int, exact: bool, speculate: str, kv: list[str], prefill: bool
 ) -> Plan:
     from edge.runtime.budget import make_exact_plan, make_plan
 
@@ -134,7 +135,7 @@ def _plan(
         chunk=options.prefill_chunk,
         branches=options.beams,
         present=present,
-        prefill=whole,  # segments have no int8 prefill graph
+        prefill=prefill,
         kv=kv,
         speculate=speculate,
     )

@@ -161,6 +161,8 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
     from edge.runtime.costs.measured import open_for
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.engine.variant import Variant
     from edge.runtime.keywords import LoadKeywords
     from edge.runtime.load import open_engine
     from edge.runtime.text.tokenizer import Text
@@ -170,10 +172,15 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     check_window(args.window, bundle.manifest.context)
     bundle.check_files_once()
     provider = open_for(bundle, args.provider, args.threads, args.strict)
-    asked: LoadKeywords = {"context": args.window, "provider": provider}
-    engine = open_engine(bundle, **(asked if kv is None else asked | {"kv": kv}))
-    if prefill and engine.prefill is None:
-        raise InputError(f"{path} has no int8 prefill graph to measure; edge export --prefill-weights int8 makes one.")
+    if prefill:  # whether or not a run would use it
+        if bundle.manifest.prefill is None or not bundle.manifest.prefill.known:
+            raise InputError(
+                f"{path} has no int8 prefill graph to measure; edge export --prefill-weights int8 makes one."
+            )
+        engine = Engine(bundle, Variant(prefill=True, context=args.window), provider)
+    else:
+        asked: LoadKeywords = {"context": args.window, "provider": provider}
+        engine = open_engine(bundle, **(asked if kv is None else asked | {"kv": kv}))
     source = EngineLogits(engine, args.window, prefill=prefill)
     what = "prefill" if prefill else kv and f"KV cache in {kv}"
     return _Subject(f"{path} ({what})" if what else str(path), source, Text(bundle).encode, bundle.manifest.tokens)

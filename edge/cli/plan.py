@@ -47,7 +47,7 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.budget import budgets, make_exact_plan, make_plan
     from edge.runtime.costs.curve import load_both
     from edge.runtime.costs.measured import best_provider
-    from edge.runtime.engine.variant import kv_dtypes, runs_whole
+    from edge.runtime.engine.variant import kv_dtypes, runs_whole, takes_prefill
     from edge.runtime.load import as_asked
     from edge.runtime.load_options import LoadOptions
     from edge.runtime.providers import AUTO, check_provider, provider_name
@@ -73,7 +73,7 @@ def command(args: argparse.Namespace) -> None:
     provider = best_provider(opened) if args.provider == AUTO else args.provider
     kv = kv_dtypes(opened, args.kv, whole=runs_whole(opened, parts), provider=provider)
     given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "kv": kv}
-    given["prefill"] = parts is None
+    given["prefill"] = takes_prefill(opened, parts, provider)
     make = make_exact_plan if decoder else make_plan
     plan = make(opened, args.memory, **given)
     say = partial(print, file=sys.stderr)
@@ -88,10 +88,11 @@ def command(args: argparse.Namespace) -> None:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
         print_json({**found, "budgets": rows})
     else:
-        _show(opened.manifest, plan, speeds, drafts)
+        manifest = opened.manifest if given["prefill"] else dataclasses.replace(opened.manifest, prefill=None)
+        _show(manifest, plan, speeds, drafts)
         if args.context is None and context is not None:
             _show_longest(make(opened, None, **given | {"context": None}))
-        _show_budgets(opened.manifest, rows)
+        _show_budgets(manifest, rows)
 
 
 def summary(plan: Plan) -> dict[str, Any]:

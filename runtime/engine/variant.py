@@ -84,6 +84,12 @@ def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True, provider: s
     return [INT8] if _on_our_kernels(bundle, provider) else [FLOAT32, INT8]
 
 
+def takes_prefill(bundle: Bundle, policy: SkipPolicy | None, provider: str | Provider = BEST) -> bool:
+    """True if a run may read prompts in the int8 prefill graph. Segments have none, and our kernels read prompts faster
+    without it (docs/lab/long-prompts.md)."""
+    return policy is None and bundle.manifest.prefill is not None and not _on_our_kernels(bundle, provider)
+
+
 def _on_our_kernels(bundle: Bundle, provider: str | Provider) -> bool:
     """True if our kernels attend to an int8 KV cache here. They read a quarter of the bytes of a float32 one."""
     from edge.runtime.costs.measured import best_provider

@@ -17,7 +17,7 @@ import edge
 from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
-from edge.manifest import INT8, LONGER, Graph, PrefillGraph, sealed
+from edge.manifest import LONGER, Graph, PrefillGraph, sealed
 from edge.runtime.budget import make_plan
 from edge.runtime.decode import loop as generate
 from edge.runtime.decode.draft import NOTHING, Draft
@@ -44,7 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> B
 
 
 @pytest.fixture
-def engine(bundle: Bundle) -> Engine:
+def engine(bundle: Bundle, onnxruntimes_kernels: None) -> Engine:
     return open_engine(bundle)
 
 
@@ -218,12 +218,15 @@ def test_a_loaded_bundle_has_not_opened_it(bundle: Bundle) -> None:
     assert "session" not in vars(prefill_of(model.engine))
 
 
-def test_it_is_not_opened_where_our_kernels_run(bundle: Bundle) -> None:
-    """They read prompts as fast, and attend to an int8 KV cache, which that graph does not write."""
+@pytest.mark.parametrize("kv", ["auto", "float32"])
+def test_it_is_not_opened_where_our_kernels_run(bundle: Bundle, kv: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They read prompts faster without it, and no plan counts it."""
     if not attends_to_bytes(bundle):
         pytest.skip("edge-lm-kernels do not run here")
-    model = edge.load(bundle.root)
-    assert model.engine.kv.dtype == INT8 and model.engine.prefill is None
+    assert edge.load(bundle.root, kv=kv).engine.prefill is None
+    limited = edge.load(bundle.root, kv=kv, memory="1GB").engine
+    assert limited.prefill is None and limited.plan is not None and not limited.plan.demand.prefill
+    assert not caplog.text
 
 
 def test_both_forms_share_embedding_and_head(bundle: Bundle, tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -243,7 +246,7 @@ def largest_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_model, "TO_LOAD", 0)
 
 
-@pytest.mark.usefixtures("largest_when_it_runs")
+@pytest.mark.usefixtures("largest_when_it_runs", "onnxruntimes_kernels")
 def test_a_memory_limit_leaves_it_out_first_and_says_so_once(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
     roomy = make_plan(bundle, "1GB", context=200)
     assert roomy.demand.prefill
@@ -262,7 +265,7 @@ def test_a_memory_limit_leaves_it_out_first_and_says_so_once(bundle: Bundle, cap
     assert len(caplog.records) == 1
 
 
-@pytest.mark.usefixtures("largest_when_it_runs")
+@pytest.mark.usefixtures("largest_when_it_runs", "onnxruntimes_kernels")
 def test_edge_run_says_once_that_a_limit_leaves_it_out(
     bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +305,7 @@ def test_inspect_and_plan_say_what_it_takes(bundle: Bundle, capsys: pytest.Captu
         assert said in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_a_form_of_another_version_is_left_out(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
     newer = dataclasses.replace(bundle.manifest, prefill=PrefillGraph("int8", 2, bundle.manifest.prefill.groups))
     assert open_engine(dataclasses.replace(bundle, manifest=newer)).prefill is None
