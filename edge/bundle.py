@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
+from edge.external_file import ExternalFile
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
 from edge.hub_links import is_within
 from edge.manifest import File, Manifest
@@ -40,6 +41,7 @@ GOLDEN = "golden.json"
 PAGE = 4096  # tensors start on a page, so that a reader can map each by itself
 MOST_JSON = {MANIFEST: 4 << 20, GOLDEN: 16 << 20}  # maximum bytes, far above any export's
 MOST_TOKENIZER = 256 << 20
+LOCATION = "external."  # before the number of a file of `Manifest.external`, as the location of a tensor
 SETTLED_NS = 2_000_000_000  # a file changed less than this ago may change again without its times showing it
 
 
@@ -74,6 +76,11 @@ class Bundle:
         """Return the path of a file of the bundle, given its name in the manifest; the file need not exist. To read a
         file that `open_bundle` does not require, use `file`."""
         return self.root / name
+
+    @property
+    def external(self) -> dict[str, ExternalFile]:
+        """The files outside of the bundle that its tensors lie in, by the location that graphs have of each."""
+        return {f"{LOCATION}{i}": file for i, file in enumerate(self.manifest.external)}
 
     def file(self, name: str) -> Path:
         """The path of a file to be read; BundleError where the manifest does not list it."""
@@ -117,6 +124,15 @@ class Bundle:
                     f"{self.path(file.path)} is damaged: its sha256 differs from the manifest's; export or copy "
                     "the bundle again."
                 )
+        self.check_external()
+
+    def check_external(self) -> None:
+        """Raise BundleError if a file outside of the bundle, whose weights it reads, has changed or is not there."""
+        if self.manifest.external:
+            from edge.external_file import check
+
+            for file in self.manifest.external:
+                check(file)
 
     def check_files_once(self) -> None:
         """`check_files`, unless it passed before and no file has changed since, by sizes, times and inodes. What passed
@@ -127,6 +143,7 @@ class Bundle:
         store = cache_dir() / "checked" / f"{key:08x}.json"
         if read_own_json(store) == before:
             mark_used(store)
+            self.check_external()
             return
         self.check_files()
         newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in before.values())

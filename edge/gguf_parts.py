@@ -7,6 +7,8 @@ from pathlib import Path
 
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
+GGUF = "gguf"  # weights of a bundle that are blocks of a GGUF file, which our kernels alone compute
+
 
 def parts_of(path: Path) -> list[Path]:
     """Return the paths of all parts of the model that a file is a part of by its name, existing or not. A file of any

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.errors import BundleError, EdgeError
+from edge.external_file import ExternalFile
 from edge.manifest_checks import faults
 from edge.typed_json import read_json, typed
 
@@ -335,6 +336,7 @@ class Manifest:
     segments: list[Segment] = field(default_factory=list)
     routers: str | None = None  # the file with a router's weights for each segment that can be left out
     states: list[State] = field(default_factory=list)  # what layers keep of a text besides rows, or instead of them
+    external: list[ExternalFile] = field(default_factory=list)  # tensors of `external.<i>` lie in these
     files: list[File] = field(default_factory=list)
 
     def graph(self, role: str) -> Graph:
@@ -358,8 +360,8 @@ class Manifest:
     def to_json(self) -> str:
         """The text of `edge.json`."""
         fields = dataclasses.asdict(self)
-        if not self.states:  # a field that came later, which most models have no use for
-            del fields["states"]
+        for name in [name for name in ("states", "external") if not fields[name]]:  # which most models have no use for
+            del fields[name]
         return sealed(fields)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import PurePosixPath
@@ -73,6 +74,14 @@ def faults(manifest: Manifest) -> Iterator[str]:
         yield from _segment_faults(manifest)
     if manifest.files:
         yield from _file_faults(manifest.files)
+    for i, file in enumerate(manifest.external):
+        if not file.path or len(os.fsencode(file.path)) > LONGEST_PATH or "\0" in file.path:
+            yield f"external[{i}].path is {file.path[:60]!r}"
+        yield from _outside(f"external[{i}].size", file.size, 1, MOST_BYTES)
+        if not re.fullmatch("[0-9a-f]{64}", file.sha256):
+            yield f"external[{i}].sha256 is {file.sha256[:80]!r}"
+    if len(manifest.external) > MOST_FILES:
+        yield f"external has {len(manifest.external)} files"
 
 
 def _outside(name: str, value: int | None, least: int, most: int) -> Iterator[str]:

@@ -102,9 +102,9 @@ class _Found:
 def of_path(path: Path) -> list[Bundle]:
     """The bundle that was made of the model at a path."""
     from edge.cli.run.contents import contents_of
-    from edge.cli.run.made import kept, target_of
+    from edge.cli.run.made import kept, reads_in_place, target_of
 
-    target = target_of(path, contents_of(path))
+    target = target_of(path, contents_of(path, sampled=reads_in_place()))
     return [bundle for bundle in kept() if bundle.root == target]
 
 

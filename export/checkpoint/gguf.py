@@ -19,7 +19,7 @@ from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_c
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import TokenizerFiles, finite
 from edge.export.facts.gguf_header import open_gguf
-from edge.export.facts.tensors import Format, QTensor
+from edge.export.facts.tensors import OWN, Format, GgufTensor, QTensor
 from edge.gguf_parts import name_of
 
 NAME = "gguf"
@@ -38,6 +38,7 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
+PANEL = 16  # rows that these kernels take together
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 
@@ -106,6 +107,24 @@ class GGUFCheckpoint:
         finite(blocks.scales, source, self.header.path)
         return blocks
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that the model is in, in their order."""
+        return self.header.files
+
+    def own(self, name: str, *, in_place: bool) -> GgufTensor | None:
+        """A matrix as the file has it; None where our kernels do not compute its type. in_place: it stays there."""
+        source = self._sources[name]
+        info = self.header.tensors[source]
+        if info.type.name not in OWN or len(info.shape) != 2:
+            return None
+        heads = self._heads(name)
+        if heads and info.shape[0] // heads % PANEL:
+            return None
+        place = (self.header.part_of(source), info.offset) if in_place else None
+        kind = info.type
+        return GgufTensor(self.header.raw(source), info.shape[1], int(kind), kind.name, OWN[kind.name], heads, place)
+
     def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
         """transformers' name -> the name in the file. named: from that to the other."""
         sources = {}
@@ -151,16 +170,19 @@ class GGUFCheckpoint:
         llama.cpp's converter interleaves the two halves of every head of q and k, because its rope rotates neighbouring
         pairs and transformers' rotates halves.
         """
-        if not self._gguf.permuted:
-            return rows
-        if ".q_proj." in name:
-            heads = self.config["num_attention_heads"]
-        elif ".k_proj." in name:
-            heads = self.config["num_key_value_heads"]
-        else:
+        heads = self._heads(name)
+        if not heads:
             return rows
         order = np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
         return order if rows is None else order[rows]
+
+    def _heads(self, name: str) -> int:
+        """Number of heads whose rows the converter has interleaved; 0 where it has not."""
+        if not self._gguf.permuted:
+            return 0
+        if ".q_proj." in name:
+            return int(self.config["num_attention_heads"])
+        return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0
 
 
 def _joined(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:

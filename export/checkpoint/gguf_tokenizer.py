@@ -63,6 +63,7 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
         json=tokenizer.to_str(),
         chat_template=header.value("tokenizer.chat_template", str),
         tokens=_special(vocabulary, kind),
+        made=tokenizer,
     )
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.facts.tensors import Format, QTensor
+from edge.export.facts.tensors import Format, GgufTensor, QTensor
 from edge.manifest import Tokens
 from edge.runtime.mapped_file import MappedFile, mapped_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,14 @@ class TokenizerFiles:
     json: str
     chat_template: str | None
     tokens: Tokens
+    made: Tokenizer | None = None  # what `json` is the text of, where it was made of parts
+
+    @cached_property
+    def parsed(self) -> Tokenizer:
+        """The tokenizer, to read; nobody changes it."""
+        from tokenizers import Tokenizer
+
+        return self.made or Tokenizer.from_str(self.json)
 
 
 class Checkpoint(Protocol):
@@ -40,6 +52,7 @@ class Checkpoint(Protocol):
     path: Path | None = None  # of its file or folder, where it was opened from one
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
+    files: Sequence[Path] = ()  # of a GGUF, in the order in which its tensors count them
     notes: Sequence[str] = ()  # what a person should know of how it was read, in sentences
     config: dict[str, Any]
     generation: dict[str, Any]  # generation_config.json's content, or what else says the same; empty where nothing does
@@ -67,6 +80,11 @@ class Checkpoint(Protocol):
 
     def blocks(self, name: str) -> QTensor | None:
         """Return the source's integers and scales if they are in blocks that graphs support, else None."""
+        return None
+
+    def own(self, name: str, *, in_place: bool) -> GgufTensor | None:
+        """Return a matrix in a GGUF file's own blocks; None where our kernels do not compute these. in_place: graphs
+        read it in the file."""
         return None
 
     def stored_type(self, name: str) -> str:

@@ -72,7 +72,38 @@ class RowsTensor:
         return self.scales[:, None] * self.q.astype(np.float32)
 
 
-Weight = QTensor | RowsTensor | FloatTensor
+@dataclass(frozen=True)
+class GgufTensor:
+    """A weight [N, K] as a GGUF file has it.
+
+    raw: [N, bytes of a row] uint8. type: as files number them. method: the type's name. bits: of a weight's integer.
+    heads: how many heads the rows are of, whose two halves lie in turns; 0: rows are in transformers' order. place:
+    the number of the file and the offset in it, where graphs read it there; None: it is written into the bundle.
+    """
+
+    raw: NDArray[np.uint8]
+    columns: int
+    type: int
+    method: str
+    bits: int
+    heads: int = 0
+    place: tuple[int, int] | None = None
+
+    @property
+    def block_size(self) -> int:
+        """Weights of a block."""
+        return 256 if self.method.endswith("_K") else 32
+
+
+Weight = QTensor | RowsTensor | FloatTensor | GgufTensor
+
+
+def shape_of(weight: Weight) -> tuple[int, int]:
+    """Rows and columns of a weight."""
+    if isinstance(weight, GgufTensor):
+        return len(weight.raw), weight.columns
+    rows, columns = (weight.values if isinstance(weight, FloatTensor) else weight.q).shape
+    return int(rows), int(columns)
 
 
 class Format(NamedTuple):
@@ -93,6 +124,7 @@ class Format(NamedTuple):
 def stack_rows(parts: Sequence[Weight]) -> Weight:
     """Matrices of one format, stacked by rows."""
     first = parts[0]
+    assert not isinstance(first, GgufTensor), "each keeps its own type"
     if len(parts) == 1:
         return first
     if isinstance(first, FloatTensor):
@@ -135,6 +167,8 @@ class LazyWeights(Mapping[str, Weight]):
 
 
 FLOATS = {"F32", "F16", "BF16"}  # of stored types
+# Types of GGUF files whose blocks our kernels compute with, and bits of a weight.
+OWN = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

@@ -9,7 +9,16 @@ from onnxscript import nn
 
 from edge.export.facts.family import Biased, has_bias
 from edge.export.graph.operators import Lowering, Value, scalar
-from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, StoredRows, Weights, parameter, view
+from edge.export.graph.weights import (
+    Stored,
+    StoredBlocks,
+    StoredFloat,
+    StoredGguf,
+    StoredRows,
+    Weights,
+    parameter,
+    view,
+)
 
 
 class Linear(nn.Module):
@@ -18,12 +27,17 @@ class Linear(nn.Module):
     def __init__(self, stored: Stored, bias: nn.Parameter | None = None):
         super().__init__()
         self.stored = stored
+        self.bias = bias
+        if isinstance(stored, StoredGguf):
+            self.weights = [parameter(weight) for weight in stored.weights]
+            for i, weight in enumerate(self.weights):
+                setattr(self, f"weight_{i}", weight)
+            return
         self.weight = parameter(stored.weight)
         if not isinstance(stored, StoredFloat):
             self.scales = parameter(stored.scales)
         if isinstance(stored, StoredBlocks):
             self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
-        self.bias = bias
 
     def forward(self, op: Lowering, x: Any) -> Value:
         """Compute [B, S, N] from x [B, S, K], or from the result of `op.shared` for it."""
@@ -82,6 +96,8 @@ class Embedding(nn.Module):
         self.scale = scale
         if isinstance(stored, StoredFloat):
             self.weight = parameter(stored.weight)
+        elif isinstance(stored, StoredGguf):
+            self.weight = parameter(stored.weights[0])
         else:
             self.weight = parameter(view(stored.weight, [stored.rows, stored.weight.nbytes // stored.rows]))
             self.scales = parameter(stored.scales)

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import nn
 
-from edge.bundle import WEIGHTS, Tensors
+from edge.bundle import LOCATION, WEIGHTS, Tensors
 from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.tensors import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
+from edge.export.facts.tensors import FloatTensor, GgufTensor, QTensor, RowsTensor, Weight, shape_of, stack_rows
 from edge.manifest import TensorGroup
 
 
@@ -62,7 +62,27 @@ class StoredRows:
     precise: bool = False
 
 
-Stored = StoredFloat | StoredBlocks | StoredRows
+@dataclass(frozen=True)
+class StoredGguf:
+    """Matrices of a GGUF file side by side, in `weights.bin` or in the file, together [rows, columns].
+
+    weights: the bytes of each. types, heads: see `GgufTensor`. counts: rows of each, of which all but the last are
+    multiples of 16.
+    """
+
+    weights: list[ir.ExternalTensor]
+    types: list[int]
+    heads: list[int]
+    counts: list[int]
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+
+Stored = StoredFloat | StoredBlocks | StoredRows | StoredGguf
+PANEL = 16  # rows of a GGUF file's matrix that kernels take together
 PREFILL = "prefill"  # before the names of what only the int8 prefill graph has
 
 
@@ -91,6 +111,16 @@ class Weights:
             return [self._stored[stored_as]]
         parts = [self._matrix(name) for name in names]
         apart = len(parts) > 1 and any(isinstance(part, RowsTensor) and part.precise for part in parts)
+        gguf = [part for part in parts if isinstance(part, GgufTensor)]
+        if len(gguf) == len(parts) and not any(len(part.raw) % PANEL for part in gguf[:-1]):
+            return [self._store_gguf(stored_as, names, gguf, group)]
+        if gguf:
+            return [
+                self._store_gguf(name, [name], [part], group)
+                if isinstance(part, GgufTensor)
+                else self._store(name, part, group)
+                for name, part in zip(names, parts, strict=True)
+            ]
         if len({_format(part) for part in parts}) == 1 and not apart:
             return [self._store(stored_as, stack_rows(parts), group)]
         return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
@@ -133,8 +163,7 @@ class Weights:
 
     def rows(self, name: str) -> int:
         """Return the number of outputs of the matrix `name`."""
-        weight = self._matrix(name)
-        return int((weight.values if isinstance(weight, FloatTensor) else weight.q).shape[0])
+        return shape_of(self._matrix(name))[0]
 
     def groups(self) -> list[TensorGroup]:
         """Return the statistics of the tensors stored so far, by group."""
@@ -157,11 +186,36 @@ class Weights:
     def _tally(self, group: str) -> _Tally:
         return self._tallies.setdefault(group, _Tally())
 
+    def _store_gguf(self, stored_as: str, names: Sequence[str], parts: Sequence[GgufTensor], group: str) -> Stored:
+        if stored_as in self._stored:
+            return self._stored[stored_as]
+        tensors = list[ir.ExternalTensor]()
+        for name, part in zip(names, parts, strict=True):
+            if part.place is None:
+                tensors.append(self._tensor(name, part.raw.reshape(-1)))
+            else:
+                file, offset = part.place
+                size = part.raw.size
+                location = f"{LOCATION}{file}"
+                tensors.append(external(name, offset, size, ir.DataType.UINT8, [size], location=location))
+            weights = len(part.raw) * part.columns
+            self._tally(group).add(weights, part.raw.size, part.bits, part.block_size, part.method)
+        stored = StoredGguf(
+            tensors,
+            [part.type for part in parts],
+            [part.heads for part in parts],
+            [len(part.raw) for part in parts],
+            parts[0].columns,
+        )
+        self._stored[stored_as] = stored
+        return stored
+
     def _store(self, name: str, matrix: Weight, group: str) -> Stored:
         if name in self._stored:
             return self._stored[name]
+        assert not isinstance(matrix, GgufTensor)
         stored: Stored
-        rows, columns = (matrix.values if isinstance(matrix, FloatTensor) else matrix.q).shape
+        rows, columns = shape_of(matrix)
         if isinstance(matrix, FloatTensor):
             stored = StoredFloat(self._tensor(name, matrix.values), rows, columns)
             size, bits, block_size, method = 0, stored.weight.dtype.bitwidth, 0, str(matrix.values.dtype)
@@ -188,9 +242,11 @@ class Weights:
         return external(name, span.offset, span.length, ir.DataType.from_numpy(values.dtype), values.shape)
 
 
-def external(name: str, offset: int, length: int, dtype: ir.DataType, shape: Sequence[int]) -> ir.ExternalTensor:
-    """A tensor whose bytes lie in `weights.bin`."""
-    return ir.ExternalTensor(WEIGHTS, offset, length, dtype, shape=ir.Shape(shape), name=name)
+def external(
+    name: str, offset: int, length: int, dtype: ir.DataType, shape: Sequence[int], *, location: str = WEIGHTS
+) -> ir.ExternalTensor:
+    """A tensor whose bytes lie in `weights.bin`, or in a file outside of the bundle."""
+    return ir.ExternalTensor(location, offset, length, dtype, shape=ir.Shape(shape), name=name)
 
 
 def view(tensor: ir.ExternalTensor | ir.Tensor, shape: Sequence[int]) -> ir.ExternalTensor | ir.Tensor:
@@ -198,7 +254,8 @@ def view(tensor: ir.ExternalTensor | ir.Tensor, shape: Sequence[int]) -> ir.Exte
     if isinstance(tensor, ir.Tensor):
         return ir.Tensor(tensor.numpy().reshape(shape), name=tensor.name)
     assert tensor.offset is not None and tensor.length is not None
-    return external(tensor.name, tensor.offset, tensor.length, tensor.dtype, shape)
+    where = str(tensor.location)
+    return external(tensor.name, tensor.offset, tensor.length, tensor.dtype, shape, location=where)
 
 
 def parameter(tensor: ir.ExternalTensor | ir.Tensor) -> nn.Parameter:
@@ -239,6 +296,7 @@ def _format(matrix: Weight) -> tuple[Any, ...]:
         return (matrix.values.dtype,)
     if isinstance(matrix, RowsTensor):
         return ("rows", matrix.step, matrix.precise)
+    assert isinstance(matrix, QTensor)
     return (matrix.bits, matrix.block_size)
 
 

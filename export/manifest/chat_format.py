@@ -60,11 +60,8 @@ ORDINARY = [
 
 def special_tokens(files: TokenizerFiles) -> dict[str, str]:
     """The texts of special tokens by the names that chat templates have for them."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(files.json)
     named = files.tokens.named.items()
-    return {name: token for name, i in named if i is not None and (token := tokenizer.id_to_token(i))}
+    return {name: token for name, i in named if i is not None and (token := files.parsed.id_to_token(i))}
 
 
 class _Unthinking(ChatTemplate):

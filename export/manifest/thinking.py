@@ -55,9 +55,7 @@ def thinking(source: str | None, special: Mapping[str, str], vocabulary: Sequenc
 
 def matched_whole(files: TokenizerFiles) -> list[str]:
     """The tokens that a tokenizer matches before anything else."""
-    from tokenizers import Tokenizer
-
-    added = Tokenizer.from_str(files.json).get_added_tokens_decoder()
+    added = files.parsed.get_added_tokens_decoder()
     return [token.content for _, token in sorted(added.items())]
 
 

@@ -42,7 +42,7 @@ def fitted(checkpoint: Checkpoint, say: Callable[[str], None]) -> str:
         return files.json
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(files.json)
+    tokenizer = files.parsed
     beyond = dict(sorted(((t, i) for t, i in tokenizer.get_vocab().items() if i >= rows), key=lambda pair: pair[1]))
     if not beyond:
         return files.json

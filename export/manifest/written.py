@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge import __version__
 from edge.bundle import GOLDEN, BundleWriter
 from edge.export.facts.progress import Progress
-from edge.export.facts.tensors import FLOATS, FloatTensor, QTensor, RowsTensor, Weight
+from edge.export.facts.tensors import FLOATS, FloatTensor, RowsTensor, Weight
 from edge.golden import Golden
 from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.check.golden import GoldenInput, record_form, record_golden
@@ -75,9 +75,9 @@ class RecordedWeights(Mapping[str, Weight]):
     def __getitem__(self, name: str) -> Weight:
         self._progress(len(self.methods), len(self._weights), self._text)
         weight = self._weights[name]
-        self.methods[name] = weight.method if isinstance(weight, QTensor | RowsTensor) else "float"
+        self.methods[name] = "float" if isinstance(weight, FloatTensor) else weight.method
         if not isinstance(weight, FloatTensor):
-            self.bits[name] = weight.bits if isinstance(weight, QTensor) else 8
+            self.bits[name] = 8 if isinstance(weight, RowsTensor) else weight.bits
         return weight
 
     def __iter__(self) -> Iterator[str]:

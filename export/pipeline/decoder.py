@@ -14,12 +14,14 @@ from edge.errors import EdgeError
 from edge.export import quantize as methods
 from edge.export.check import of_decoder as check
 from edge.export.manifest.chat_format import chat_format, special_tokens
-from edge.export.manifest.chat_settings import chat_settings, described
+from edge.export.manifest.chat_settings import chat_settings
+from edge.export.manifest.chat_settings import described as described_settings
 from edge.export.manifest.thinking import described as described_thinking
 from edge.export.manifest.thinking import matched_whole, thinking
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import RecordedWeights, manifest_of, say_what_changed
 from edge.export.pipeline.finish import RECORDED, StagedDecoder
+from edge.export.pipeline.pack import Packing
 from edge.export.pipeline.settle import Plan
 from edge.export.pipeline.survey import Survey
 from edge.export.quantize.calibration import calibration_windows
@@ -27,6 +29,7 @@ from edge.export.quantize.method import Options
 from edge.export.quantize.prefill import prefill_weights
 from edge.export.targets.cpu.decoder import build_decoder
 from edge.export.targets.cpu.kv8 import write_kv8
+from edge.external_file import described
 from edge.manifest import Manifest
 from edge.runtime.check.golden import GoldenInput
 from edge.runtime.memory.process import release_freed
@@ -55,7 +58,8 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     if survey := _survey(plan, options, windows, writer):
         recorded = survey.recorded
     else:
-        recorded = check.reference(checkpoint, context, options.progress) if request.check else None
+        compared = request.check and not (request.quick and plan.keeps_own)
+        recorded = check.reference(checkpoint, context, options.progress) if compared else None
     given = dataclasses.replace(options, measured=survey and survey.method)
     eights = prefill_weights(checkpoint, given) if request.prefill_weights == "int8" else None
     quantized = methods.quantize(checkpoint, weights, given)
@@ -63,28 +67,36 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     release_freed()
     recording = RecordedWeights(quantized, options.report, "writing weights")
     graph = build_decoder(checkpoint, recording, writer, context, eights)
+    external = [described(file) for file in checkpoint.files] if request.in_place and plan.keeps_own else []
+    writer.flush()
+    template = checkpoint.tokenizer.chat_template
+    common = manifest_of(
+        checkpoint, graph, name, "decoder", weights, context, external=external, chat_template=template
+    )
+    packing = Packing(writer, common) if plan.keeps_own else None
     kv8 = None if survey is None else write_kv8(writer, survey.largest)
     say_what_changed(checkpoint, recording, say)
     del quantized, recording, eights, survey, given
     writer.write_file(TOKENIZER, compact(tokenizer))
     writer.flush()
     release_freed()
-    template = checkpoint.tokenizer.chat_template
     special = special_tokens(checkpoint.tokenizer)
     marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
     plain = None if template is None else chat_format(template, special, marks)
     settings = chat_settings(checkpoint, say)
-    for sentence in (described(settings) if template is not None else None, described_thinking(marks)):
+    for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
         if sentence is not None:
             say(sentence)
-    chat = {"chat_template": template, "chat_format": plain, "generation": settings, "thinking": marks}
-    manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
+    manifest = dataclasses.replace(common, chat_format=plain, generation=settings, thinking=marks)
     prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
     bundle = Bundle(writer.staging, manifest)
     text = Text(bundle)
-    return StagedDecoder(
+    staged = StagedDecoder(
         _with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8
     )
+    if packing is not None:
+        packing.wait(options.report)
+    return staged
 
 
 def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:
@@ -101,8 +113,9 @@ def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Man
 
 
 def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: BundleWriter) -> Survey | None:
-    """Measure the model for a quick export, in one run of the reference; None for other efforts."""
-    if not plan.request.quick:
+    """Measure the model for a quick export, in one run of the reference; None for other efforts, and for weights that
+    are a file's own: those are not compared."""
+    if not plan.request.quick or plan.keeps_own:
         return None
     checkpoint, context = plan.checkpoint, plan.chosen.context
     (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)

@@ -20,8 +20,10 @@ from edge.bundle import Bundle, BundleWriter
 from edge.export.check import of_decoder as check
 from edge.export.check.quality import figures, refuse_if_broken
 from edge.export.manifest.written import GOLDEN_TOKENS, record, write_golden
+from edge.export.pipeline.pack import Packing
 from edge.export.pipeline.routers import Routers, write_routers
 from edge.export.quantize.method import Options
+from edge.gguf_parts import GGUF
 from edge.golden import Golden
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
 from edge.runtime.check.golden import GoldenInput, record_form
@@ -41,8 +43,10 @@ PREFILL = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
 MEASURED = 4  # windows of the calibration text that keys and values are measured on
 MAX_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
+QUICK_MEASURED = 64  # tokens of the first of them, of a quick export whose weights are a file's own
 QUICK_CHUNK = 16  # tokens of a step of the check: 64 of them have 10 MB more of logits at a vocabulary of 49,152
 QUICK_TOKENS = 16  # of a golden answer
+OWN_TOKENS = 6  # of one by weights that are a file's own, for which somebody waits
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ def finish_decoder(
     answers. target: the device whose written graphs are checked, too. Returns the manifest and the golden answers."""
     manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
     quick = options.effort == "quick"
+    if manifest.weights == GGUF:
+        Packing(writer, manifest).wait(options.report)
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         options.report(0, 0, "checking against the model in float32")
@@ -119,7 +125,8 @@ def finish_decoder(
 
         write_candidates(writer, engine, staged.windows, options)
     options.report(0, 0, "recording golden answers")
-    golden = record(engine, staged.golden, QUICK_TOKENS if quick else GOLDEN_TOKENS)
+    tokens = GOLDEN_TOKENS if not quick else OWN_TOKENS if manifest.weights == GGUF else QUICK_TOKENS
+    golden = record(engine, staged.golden, tokens)
     if draft_text:
         from edge.export.drafts.successors import write_successors
 
@@ -129,7 +136,8 @@ def finish_decoder(
         from edge.export.targets.cpu.kv8 import largest_of, write_kv8
 
         options.report(0, 0, "measuring keys and values")
-        kv8 = write_kv8(writer, largest_of(engine, staged.windows[:MEASURED]))
+        windows = [staged.windows[0][:QUICK_MEASURED]] if quick else staged.windows[:MEASURED]
+        kv8 = write_kv8(writer, largest_of(engine, windows))
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)

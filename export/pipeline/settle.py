@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.pipeline.routers import Routers, read_routers
+from edge.export.quantize import METHODS
 from edge.export.request.choices import Choices, choose, described
 from edge.export.request.export_request import ExportRequest
 
@@ -28,6 +29,11 @@ class Plan:
     routers: Routers | None
     target: Wanted | None
 
+    @property
+    def keeps_own(self) -> bool:
+        """True if the weights are a file's own, which are not rounded."""
+        return bool(METHODS.find(self.chosen.weights).traits.get("own_blocks"))
+
 
 def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
     """Return the plan of an export. Refuses a request that the checkpoint cannot fulfil, as far as its configuration
@@ -40,6 +46,7 @@ def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], 
         request.max_context,
         quick=request.quick,
         anew=request.anew,
+        in_place=request.in_place,
     )
     target = None
     if request.target is not None:

@@ -36,7 +36,10 @@ def _decoder(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable
     prefill, bits = request.prefill_weights == "int8", request.bits
     if request.size is not None:
         bits = bits_within(request.size, checkpoint, chosen.context, prefill=prefill)
-    options = Options(chosen.block_size, text, progress, request.effort, request.symmetric, bits, request.perplexity)
+    options = Options(
+        chosen.block_size, text, progress, request.effort, request.symmetric, bits, request.perplexity,
+        in_place=request.in_place,
+    )  # fmt: skip
     drafts = draft_tokens(request, checkpoint)
     asked = Request(
         chosen.weights, options, chosen.context, request.check, prefill, drafts, required=bool(request.draft_text)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from edge.errors import ExportError
 
@@ -39,7 +38,7 @@ def calibration_windows(checkpoint: Checkpoint, text: str | None) -> NDArray[np.
     Raises:
         ExportError: the text holds fewer than MIN_TOKENS tokens.
     """
-    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
+    tokenizer = checkpoint.tokenizer.parsed
     if text is None:
         text = _built_in()
         if tokenizer.token_to_id("<|im_start|>") is None:  # the built-in chats are in ChatML
@@ -75,7 +74,7 @@ def text_inputs(checkpoint: Checkpoint, form: TextFormat, context: int, text: st
     Raises:
         ExportError: the text is too short.
     """
-    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
+    tokenizer = checkpoint.tokenizer.parsed
     known = list(form.languages.values())
     targets = [form.languages[form.target]] if form.target else known[:: max(1, len(known) // LANGUAGES)][:LANGUAGES]
     source = [form.languages[form.source]] if form.source_at and form.source else known[:1] if form.source_at else []

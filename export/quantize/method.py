@@ -31,6 +31,7 @@ class Options:
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
     left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.request.memory`
+    in_place: bool = False  # matrices of a GGUF file stay there, where their method keeps their blocks
     measured: Observer | None = None  # what the method would measure in a run of the reference, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:
@@ -44,7 +45,8 @@ class Method(Protocol):
     Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near, and
     `min_top1`, the share of equal likeliest tokens; `blocks`, `symmetric` and `budget`, whether the options of these
     names apply; `encoder` and `decoder`, whether that part of an encoder-decoder can have it; for the memory model
-    `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
+    `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run; `own_blocks`,
+    whether graphs read a file's blocks, which no check compares.
     The file may have a function `observer`, too: see `quantize.observer`.
     """
 

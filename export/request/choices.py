@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
-from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, Format, matrices
+from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, OWN, Format, matrices
 from edge.export.graph.families import find_family
 from edge.export.manifest.tokenizer import compact
+from edge.gguf_parts import GGUF
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -69,9 +70,11 @@ def choose(
     *,
     quick: bool,
     anew: bool = False,
+    in_place: bool = False,
 ) -> Choices:
     """Return the options asked for, else the catalog's, else the defaults of the method and the model. quick: a GGUF
-    stays in its precision, and other decoders get int8. A folder whose integers can be stored as they are stays so,
+    stays in its precision, and other decoders get int8; in_place: a GGUF stays where it is, where our kernels can read
+    it. A folder whose integers can be stored as they are stays so,
     unless an option is asked for (`anew`) that needs new ones.
 
     Raises:
@@ -79,7 +82,7 @@ def choose(
         InputError: the context is out of range.
     """
     defaults = _defaults(checkpoint)
-    chosen = choose_weights(checkpoint, weights, quick=quick, anew=anew)
+    chosen = choose_weights(checkpoint, weights, quick=quick, anew=anew, in_place=in_place)
     if block_size is None and chosen == defaults.get("weights"):
         block_size = defaults.get("block_size")
     return Choices(
@@ -87,7 +90,7 @@ def choose(
     )
 
 
-def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew: bool) -> str:
+def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew: bool, in_place: bool = False) -> str:
     """Return the weights alone, by the rules of `choose`."""
     if weights is not None:
         return weights
@@ -96,8 +99,10 @@ def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew:
     if folder and not both and not anew and any(map(checkpoint.form, checkpoint.names())):
         return "keep"
     if quick and not both:
-        blocks = not folder and {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS
-        return "keep" if blocks else "int8"
+        types = {*map(checkpoint.stored_type, checkpoint.names())}
+        if in_place and not types.isdisjoint(OWN):
+            return GGUF
+        return "keep" if not folder and types - FLOATS else "int8"
     return str(_defaults(checkpoint).get("weights", "int8" if both else "int4"))
 
 
@@ -123,7 +128,7 @@ def described(checkpoint: Checkpoint, weights: str) -> str:
     """Return a sentence about the model that is exported; ExportError if its family is unknown."""
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
-    how = "kept as they are where they fit" if weights == "keep" else f"to {weights}"
+    how = "kept as they are where they fit" if weights in ("keep", "gguf") else f"to {weights}"
     return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, {how}."
 
 

@@ -318,6 +318,13 @@ class ExportRequest(Options):
         "alone",
     )
 
+    in_place: bool = option(
+        False,
+        any_value,
+        help="with the weights `gguf`, leave them in the .gguf file, which the bundle then reads where it is; "
+        "`edge run` makes such bundles",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_together(ExportRequest, vars(self))

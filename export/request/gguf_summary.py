@@ -12,7 +12,9 @@ from edge.errors import EdgeError
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
 from edge.export.facts.gguf_header import TensorInfo, open_gguf
+from edge.export.facts.tensors import OWN
 from edge.export.quantize.rtn import INT8_BLOCK
+from edge.runtime.kernels.library import find_kernels
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 4}  # of a weight in a bundle, of types that stay floats
 SCALE = 4  # bytes
@@ -113,14 +115,18 @@ def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
 
 
 def _stored(name: str) -> str:
+    if name in OWN and find_kernels() is not None:
+        return f"as it is, {OWN[name]} bits"
     if name in FORMS:
         return f"as it is, {FORMS[name].bits} bits"
     return "floats" if name in FLOAT_BYTES else f"8 bits, in blocks of {INT8_BLOCK}"
 
 
 def _stored_bytes(info: TensorInfo) -> int:
-    """Bytes of a tensor in a bundle that keeps a file's precision."""
+    """Bytes of a tensor as a run reads it."""
     weights, name = math.prod(info.shape), info.type.name
+    if name in OWN and len(info.shape) == 2 and find_kernels() is not None:
+        return info.size
     if name in FLOAT_BYTES:
         return weights * FLOAT_BYTES[name]
     bits, block = (FORMS[name].bits, FORMS[name].block_size) if name in FORMS else (8, INT8_BLOCK)

@@ -36,3 +36,4 @@ class ExportKeywords(TypedDict, total=False):
     segments: int | str | None
     draft_text: int | None
     candidates: bool | None
+    in_place: bool

@@ -1,5 +1,6 @@
 #include "gguf.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -102,17 +103,53 @@ bool IsFinite(uint16_t half) { return (half >> 10 & 31) != 31; }
 
 // `width` bits of each of a column's 32 inputs, those from `bit` on. An integer has four of them, and shifts these at
 // once: none has more bits than there is room for.
-void PutPlane(const uint8_t* q, int bit, int width, uint8_t* to) {
-  const int parts = 8 / width;  // fours that share four bytes
-  const uint32_t mask = ((1u << width) - 1) * 0x01010101u;
-  for (int g = 0; g < width; g++, to += 64) {
+template <int kBit, int kWidth>
+void PutPlane(const uint8_t* q, uint8_t* to) {
+  constexpr int parts = 8 / kWidth;  // fours that share four bytes
+  constexpr uint32_t mask = ((1u << kWidth) - 1) * 0x01010101u;
+  for (int g = 0; g < kWidth; g++, to += 64) {
     uint32_t made = 0;
     for (int i = 0; i < parts; i++) {
       uint32_t four;
       std::memcpy(&four, q + 4 * (g * parts + i), sizeof(four));
-      made |= (four >> bit & mask) << (width * i);
+      made |= (four >> kBit & mask) << (kWidth * i);
     }
     std::memcpy(to, &made, sizeof(made));
+  }
+}
+
+// Both planes of the weights of a block.
+template <int kLower, int kUpper>
+void PutPlanes(const uint8_t* q, int count, uint8_t* step) {
+  for (int i = 0; i < count; i += 32, step += 64 * (kLower + kUpper)) {
+    PutPlane<0, kLower>(q + i, step);
+    if constexpr (kUpper > 0) PutPlane<kLower, kUpper>(q + i, step + 64 * kLower);
+  }
+}
+
+// The same back: the bits of 32 weights of a column that a plane has, at `bit`.
+void AddPlane(const uint8_t* from, int bit, int width, uint8_t* q) {
+  const int parts = 8 / width;
+  const uint32_t mask = ((1u << width) - 1) * 0x01010101u;
+  for (int g = 0; g < width; g++, from += 64) {
+    uint32_t made, four;
+    std::memcpy(&made, from, sizeof(made));
+    for (int i = 0; i < parts; i++) {
+      uint8_t* to = q + 4 * (g * parts + i);
+      std::memcpy(&four, to, sizeof(four));
+      four |= (made >> (width * i) & mask) << bit;
+      std::memcpy(to, &four, sizeof(four));
+    }
+  }
+}
+
+// Floats of a block.
+void Dequantize(const GgufType& type, const GgufBlock& b, float* out) {
+  const float d = FromHalf(b.d), dmin = FromHalf(b.dmin);
+  for (int i = 0; i < type.block; i++) {
+    const int g = i / type.group;
+    const float scale = type.scaled ? d * b.scales[g] : d, least = type.scaled ? dmin * b.minima[g] : dmin;
+    out[i] = scale * static_cast<float>(b.q[i] - type.zero) - (type.minimum ? least : 0.0f);
   }
 }
 
@@ -159,12 +196,7 @@ void Dequantize(const GgufType& type, const uint8_t* from, int inputs, float* ou
   GgufBlock b;
   for (int start = 0; start < inputs; start += type.block, from += type.bytes) {
     ReadBlock(type, from, b);
-    const float d = FromHalf(b.d), dmin = FromHalf(b.dmin);
-    for (int i = 0; i < type.block; i++) {
-      const int g = i / type.group;
-      const float scale = type.scaled ? d * b.scales[g] : d, least = type.scaled ? dmin * b.minima[g] : dmin;
-      out[start + i] = scale * static_cast<float>(b.q[i] - type.zero) - (type.minimum ? least : 0.0f);
-    }
+    Dequantize(type, b, out + start);
   }
 }
 
@@ -187,20 +219,23 @@ void SumSixteens(const int8_t* values, size_t sixteens, int32_t* sums) {
   }
 }
 
-bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, int first, int last, uint8_t* out) {
-  const GgufWeights to = Unpacked(type, inputs, columns, out, nullptr);
-  const int blocks = inputs / type.block, lower = type.lower(), of_step = 64 * type.bits;
-  const size_t row = static_cast<size_t>(blocks) * type.bytes;
+bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, uint8_t* weights, uint8_t* heads) {
+  const GgufWeights to{&type, nullptr, nullptr, nullptr, inputs, columns};
+  const int blocks = inputs / type.block;
+  constexpr decltype(&PutPlanes<8, 0>) puts[] = {nullptr,          nullptr,          PutPlanes<2, 0>, PutPlanes<2, 1>,
+                                                 PutPlanes<4, 0>, PutPlanes<4, 1>, PutPlanes<4, 2>, nullptr,
+                                                 PutPlanes<8, 0>};
+  const auto put = puts[type.bits];
   GgufBlock b;
-  for (int panel = first; panel < last; panel++) {
-    uint8_t* weights = out + panel * to.panel_bytes();
-    uint8_t* heads = out + (to.heads - out) + panel * to.head_bytes();
-    std::memset(weights, 0, to.panel_bytes());
-    std::memset(heads, 0, to.head_bytes());
-    for (int c = 0; c < kPanel && panel * kPanel + c < columns; c++) {
-      const uint8_t* read = from + (static_cast<size_t>(panel) * kPanel + c) * row;
-      for (int i = 0; i < blocks; i++, read += type.bytes) {
-        ReadBlock(type, read, b);
+  for (int first = 0; first < columns; first += kPanel, weights += to.panel_bytes(), heads += to.head_bytes()) {
+    const int there = std::min(kPanel, columns - first);
+    if (there < kPanel) {
+      std::memset(weights, 0, to.panel_bytes());
+      std::memset(heads, 0, to.head_bytes());
+    }
+    for (int c = 0; c < there; c++) {
+      for (int i = 0; i < blocks; i++, from += type.bytes) {
+        ReadBlock(type, from, b);
         if (!IsFinite(b.d) || !IsFinite(b.dmin)) return false;
         uint8_t* head = heads + static_cast<size_t>(i) * type.head();
         std::memcpy(head + 2 * c, &b.d, 2);
@@ -214,15 +249,34 @@ bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from
             head[g * kPanel + c] = static_cast<uint8_t>(b.scales[g]);
             if (type.minimum) head[(type.groups() + g) * kPanel + c] = b.minima[g];
           }
-        for (int s = 0; s < type.block / 32; s++) {
-          uint8_t* step = weights + (static_cast<size_t>(i) * (type.block / 32) + s) * of_step;
-          PutPlane(b.q + 32 * s, 0, lower, step + 4 * c);
-          if (lower < type.bits) PutPlane(b.q + 32 * s, lower, type.bits - lower, step + 64 * lower + 4 * c);
-        }
+        put(b.q, type.block, weights + static_cast<size_t>(i) * (type.block / 32) * 64 * type.bits + 4 * c);
       }
     }
   }
   return true;
+}
+
+void ReadColumn(const GgufWeights& w, int column, float* out) {
+  const GgufType& type = *w.type;
+  const int c = column % kPanel, lower = type.lower();
+  const uint8_t* step = w.weights + column / kPanel * w.panel_bytes() + 4 * c;
+  const uint8_t* head = w.heads + column / kPanel * w.head_bytes();
+  GgufBlock b;
+  for (int start = 0; start < w.inputs; start += type.block, head += type.head(), out += type.block) {
+    std::memset(b.q, 0, type.block);
+    for (int s = 0; s < type.block; s += 32, step += 64 * type.bits) {
+      AddPlane(step, 0, lower, b.q + s);
+      if (lower < type.bits) AddPlane(step + 64 * lower, lower, type.bits - lower, b.q + s);
+    }
+    const uint8_t* integers = head + (type.minimum ? 4 : 2) * kPanel + c;
+    std::memcpy(&b.d, head + 2 * c, 2);
+    if (type.minimum) std::memcpy(&b.dmin, head + 2 * (kPanel + c), 2);
+    for (int g = 0; type.scaled && g < type.groups(); g++) {
+      b.scales[g] = static_cast<int8_t>(integers[g * kPanel]);
+      if (type.minimum) b.minima[g] = integers[(type.groups() + g) * kPanel];
+    }
+    Dequantize(type, b, out);
+  }
 }
 
 }  // namespace edge

@@ -61,7 +61,18 @@ struct GgufWeights {
   const uint8_t *weights, *heads;
   const float* bias;
   int inputs, columns;
+  int stride = 0;  // floats between rows of a result; 0: as many as there are columns
 
+  int row() const { return stride ? stride : columns; }  // floats from a row of a result to the next
+  // Without the panels before this one.
+  GgufWeights from(int panel) const {
+    GgufWeights part = *this;
+    part.weights += panel * panel_bytes();
+    part.heads += panel * head_bytes();
+    if (bias) part.bias += panel * kPanel;
+    part.columns -= panel * kPanel;
+    return part;
+  }
   size_t panels() const { return (static_cast<size_t>(columns) + kPanel - 1) / kPanel; }
   size_t panel_bytes() const { return static_cast<size_t>(inputs) * kPanel * type->bits / 8; }
   size_t head_bytes() const { return static_cast<size_t>(inputs / type->block) * type->head(); }  // of a panel
@@ -73,9 +84,12 @@ size_t PackedBytes(const GgufType& type, int inputs, int columns);
 // What lies in such bytes.
 GgufWeights Unpacked(const GgufType& type, int inputs, int columns, const uint8_t* packed, const float* bias);
 
-// Packs rows of a file, those of the panels from `first` to `last`; several threads may pack different panels. False where a scale is no
-// finite number.
-bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, int first, int last, uint8_t* out);
+// Packs rows of a file [columns, inputs], of which the first begins a panel, to where the weights and the heads of that
+// panel lie; several threads may pack different rows. False where a scale is no finite number.
+bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from, uint8_t* weights, uint8_t* heads);
+
+// Floats [inputs] of a column of a packed matrix: the bits that `Dequantize` gives of its row in the file.
+void ReadColumn(const GgufWeights& w, int column, float* out);
 
 // Rows in 8 bits, of every 32 numbers with a scale of their own.
 //

@@ -38,10 +38,12 @@ struct Weights {
   const uint8_t* zero_points;
   const float* bias;
   int inputs, columns, block, bits, half;  // inputs: with those that fill up the last block; block: that share a scale
+  int stride = 0;                          // floats between rows of a result; 0: as many as there are columns
 
   int panels() const { return (columns + kPanel - 1) / kPanel; }
   int blocks() const { return inputs / block; }
   size_t panel_bytes() const { return static_cast<size_t>(inputs) * kPanel * bits / 8; }
+  int row() const { return stride ? stride : columns; }  // floats from a row of a result to the next
   // Without the panels before this one.
   Weights from(int panel) const {
     Weights part = *this;

@@ -24,7 +24,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   const ort::Api api(table);
   const ort::Operator* const of_floats[] = {
       kProductOperator,      kNormOperator,      kAttentionOperator, kMultiHeadOperator,
-      kPositionBiasOperator, kLikeliestOperator, kLargestOperator,   kChainOperator,     nullptr};
+      kPositionBiasOperator, kLikeliestOperator, kLargestOperator,   kChainOperator,     kGgufRowsOperator, nullptr};
   const ort::Operator* const of_bytes[] = {kBytesAttentionOperator, nullptr};
   const struct {
     const char* name;
@@ -47,7 +47,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 }
 
 // What these functions take, and what operators there are: another number, another interface.
-EDGE_EXPORT int edge_interface() { return 7; }
+EDGE_EXPORT int edge_interface() { return 8; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }
@@ -86,11 +86,21 @@ EDGE_EXPORT size_t edge_gguf_bytes(int type, int inputs, int columns) {
 }
 
 // See `PackGguf`: whether it was packed.
-EDGE_EXPORT int edge_gguf_pack(int type, int inputs, int columns, const uint8_t* from, int first, int last,
-                               uint8_t* out) {
-  if (!edge_gguf_bytes(type, inputs, columns) || first < 0 || last < first) return 0;
-  if (last > (columns - 1) / kPanel + 1) return 0;
-  return PackGguf(*FindGgufType(type), inputs, columns, from, first, last, out);
+EDGE_EXPORT int edge_gguf_pack(int type, int inputs, int columns, const uint8_t* from, uint8_t* weights,
+                               uint8_t* heads) {
+  if (!edge_gguf_bytes(type, inputs, columns)) return 0;
+  return PackGguf(*FindGgufType(type), inputs, columns, from, weights, heads);
+}
+
+// Bytes of a row of such a matrix in a file, and of the weights and the heads of a panel: a packed matrix has the weights
+// of all panels, then their heads. Returns the columns of a panel; 0 where there is no such matrix.
+EDGE_EXPORT int edge_gguf_panel(int type, int inputs, size_t* row, size_t* weights, size_t* heads) {
+  if (!edge_gguf_bytes(type, inputs, 1)) return 0;
+  const GgufWeights w{FindGgufType(type), nullptr, nullptr, nullptr, inputs, kPanel};
+  *row = static_cast<size_t>(inputs / w.type->block) * w.type->bytes;
+  *weights = w.panel_bytes();
+  *heads = w.head_bytes();
+  return kPanel;
 }
 
 // Floats of a row of a file [inputs]: whether there is such a type.
@@ -137,7 +147,7 @@ EDGE_EXPORT int edge_gguf_check() try {
     std::vector<uint8_t> packed(PackedBytes(*type, inputs, columns));
     const GgufWeights w = Unpacked(*type, inputs, columns, packed.data(), nullptr);
     const int panels = static_cast<int>(w.panels());
-    if (!PackGguf(*type, inputs, columns, raw.data(), 0, panels, packed.data())) return 0;
+    if (!PackGguf(*type, inputs, columns, raw.data(), packed.data(), packed.data() + (w.heads - w.weights))) return 0;
     for (int count : {1, 2, most}) {
       for (int i = 0; i < 2; i++) {
         made[i].assign(count * columns, 0);

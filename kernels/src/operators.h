@@ -185,5 +185,6 @@ extern const Operator* const kLikeliestOperator;
 extern const Operator* const kLargestOperator;
 extern const Operator* const kGatherOperator;
 extern const Operator* const kChainOperator;
+extern const Operator* const kGgufRowsOperator;
 
 }  // namespace edge

@@ -59,7 +59,7 @@ void Multiply(const Weights& w, const Rows& rows, float* out, int first, int las
           acc = std::fma(scale, static_cast<float>(dot - zero_point * rows.sums[row]), acc);
         }
         if (w.bias) acc += w.bias[panel * kPanel + c];
-        out[static_cast<size_t>(m) * w.columns + panel * kPanel + c] = acc;
+        out[static_cast<size_t>(m) * w.row() + panel * kPanel + c] = acc;
       }
     }
   }
@@ -206,7 +206,7 @@ void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int fi
           }
         }
         if (w.bias) acc += w.bias[panel * kPanel + c];
-        out[static_cast<size_t>(m) * w.columns + panel * kPanel + c] = acc;
+        out[static_cast<size_t>(m) * w.row() + panel * kPanel + c] = acc;
       }
   }
 }

@@ -1,5 +1,6 @@
 // The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in
-// them.
+// them. With the attribute `parts` its matrix is so many of a GGUF file's side by side: of part i, `part.<i>.type` is
+// the file's number of its type, `part.<i>.N` its columns, and `part.<i>.lent` what it finds its bytes by.
 //
 // It takes along what stands next to a product in a decoder: with the attribute `norm` it begins with the norm of its
 // rows and of input 6 together, by the weights that are input 7, and writes their sum to its second output; with `gate`
@@ -7,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "matrices.h"
 #include "operators.h"
-#include "pack.h"
 #include "tensors.h"
 
 namespace edge {
@@ -21,51 +22,48 @@ constexpr int kMostBlocks = 1 << 30;                                            
 constexpr int kManyRows = 16;  // from which on threads share the rounding of rows
 constexpr int kFewRows = 8;    // up to which a gate's pieces are larger: each reads two streams
 constexpr int kAtATime = 8;    // rows that a thread rounds
+constexpr int kMostParts = 16;
 
 class Product : public Kernel {
  public:
   Product(const Node& node, const Form& form) : form_(form) {
-    const int block = std::max(kLargest, kLongest);
-    shape_ = {node.number("bits", 4, 2, 8),        node.number("K", 0, 1, kLongestRow),
-              node.number("N", 0, 1, kLongestRow), node.number("block_size", 0, kStep, block),
-              node.number("half", 0, 0, 1),        node.number("zero_points", 0, 0, 1)};
-    if (!shape_.supported())
-      Refuse(node, "weights of ", int64_t{shape_.bits}, " bits in blocks of ", int64_t{shape_.block},
-             " are not what these kernels compute");
-    const uint8_t* packed = Lent(node.large("lent"), PackedBytes(shape_));
-    if (!packed)
-      Refuse(node, "no packed weights of ", int64_t{shape_.inputs}, " inputs and ", int64_t{shape_.columns},
-             " columns were lent");
+    const int columns = node.number("N", 0, 1, kLongestRow), parts = node.number("parts", 0, 0, kMostParts);
     const ort::Tensor bias = node.constant(kBias);
     if (bias.there) {
-      Expect(node, "bias", bias, ort::kFloat, {shape_.columns});
-      bias_.resize(shape_.panels() * kPanel);
-      std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
+      Expect(node, "bias", bias, ort::kFloat, {columns});
+      bias_.resize((static_cast<size_t>(columns) + kPanel - 1) / kPanel * kPanel);
+      std::memcpy(bias_.data(), bias.data, columns * sizeof(float));
     }
-    weights_ = Unpacked(shape_, packed, bias.there ? bias_.data() : nullptr);
-    const int gate = node.number("gate", 0, 0, 2);
+    const float* added = bias.there ? bias_.data() : nullptr;
+    if (parts)
+      matrix_ = std::make_unique<OfGguf>(node, parts, added);
+    else
+      matrix_ = std::make_unique<OfBlocks>(node, added);
+    const int gate = node.number("gate", 0, 0, 2), inputs = matrix_->inputs;
     gate_ = gate == 1 ? form_.rows.silu_gate : gate == 2 ? form_.rows.gelu_gate : nullptr;
     if (node.number("norm", 0, 0, 1)) {
       const ort::Tensor weight = node.constant(kNormWeight);
-      Expect(node, "the norm's weight", weight, ort::kFloat, {shape_.inputs});
+      Expect(node, "the norm's weight", weight, ort::kFloat, {inputs});
       norm_ = weight.as<float>();
       epsilon_ = node.real("epsilon", 0);
       if (epsilon_ < 0) Refuse(node, "epsilon is ", epsilon_, ", which is negative");
     }
-    if (norm_ && shape_.inputs % kLanes)
-      Refuse(node, "K is ", int64_t{shape_.inputs}, ", which is no multiple of ", int64_t{kLanes}, ", of a norm");
-    if (gate_ && shape_.columns % (2 * kPanel))
-      Refuse(node, "N is ", int64_t{shape_.columns}, ", which is no multiple of ", int64_t{2 * kPanel}, ", of a gate");
+    if (norm_ && inputs % kLanes)
+      Refuse(node, "K is ", int64_t{inputs}, ", which is no multiple of ", int64_t{kLanes}, ", of a norm");
+    if (gate_ && columns % (2 * kPanel))
+      Refuse(node, "N is ", int64_t{columns}, ", which is no multiple of ", int64_t{2 * kPanel}, ", of a gate");
   }
 
   void Compute(Call& call) const override {
     const ort::Tensor rows = call.input(0);
-    const int inputs = shape_.inputs, columns = gate_ ? shape_.columns / 2 : shape_.columns;
+    const int inputs = matrix_->inputs, columns = gate_ ? matrix_->columns / 2 : matrix_->columns;
     ExpectRows(call, "A", rows, inputs);
     for (size_t i = 1; i < kBias; i++) ExpectNone(call, kUnread[i], call.has_input(i));
     if (bias_.empty()) ExpectNone(call, "a bias that is not constant", call.has_input(kBias));
-    const int padded = shape_.padded(), blocks = padded / shape_.block;
-    const int count = Within(call, "the number of rows", rows.elements() / inputs, 0, kMostBlocks / blocks);
+    const int padded = matrix_->padded, block = matrix_->block, blocks = padded / block;
+    const int sixteens = matrix_->sixteens ? padded / 16 : 0;
+    const int count =
+        Within(call, "the number of rows", rows.elements() / inputs, 0, kMostBlocks / (blocks + sixteens));
     const float *from = rows.as<float>(), *more = nullptr;
     if (norm_) {
       const ort::Tensor other = call.input(kNormMore);
@@ -86,27 +84,34 @@ class Product : public Kernel {
     const Rounding all{from,
                        inputs,
                        padded,
-                       shape_.block,
+                       block,
                        ort::Reserve(call.room.bytes, static_cast<size_t>(count) * padded),
                        ort::Reserve(call.room.scales, static_cast<size_t>(count) * blocks),
-                       ort::Reserve(call.room.sums, static_cast<size_t>(count) * blocks)};
+                       ort::Reserve(call.room.sums, static_cast<size_t>(count) * (blocks + sixteens))};
+    int32_t* of_sixteens = all.sums + static_cast<size_t>(count) * blocks;
     auto round = [&](int first, int last) {
-      if (!norm_) return form_.quantize(all, first, last);
-      thread_local std::vector<float> room, unread;
-      float *row = ort::Reserve(room, inputs), *dropped = sum ? nullptr : ort::Reserve(unread, inputs);
-      for (int m = first; m < last; m++) {
-        const size_t at = static_cast<size_t>(m) * inputs, block = static_cast<size_t>(m) * blocks;
-        form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : dropped, row);
-        form_.quantize({row, inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
-                        all.scales + block, all.sums + block},
-                       0, 1);
+      if (!norm_) {
+        form_.quantize(all, first, last);
+      } else {
+        thread_local std::vector<float> room, unread;
+        float *row = ort::Reserve(room, inputs), *dropped = sum ? nullptr : ort::Reserve(unread, inputs);
+        for (int m = first; m < last; m++) {
+          const size_t at = static_cast<size_t>(m) * inputs, begin = static_cast<size_t>(m) * blocks;
+          form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : dropped, row);
+          form_.quantize({row, inputs, padded, block, all.values + static_cast<size_t>(m) * padded,
+                          all.scales + begin, all.sums + begin},
+                         0, 1);
+        }
       }
+      if (sixteens)
+        SumSixteens(all.values + static_cast<size_t>(first) * padded, static_cast<size_t>(last - first) * sixteens,
+                    of_sixteens + static_cast<size_t>(first) * sixteens);
     };
     const bool few = static_cast<size_t>(count) * inputs < call.team.least();
     call.team.ShareBy(count, few ? count : count < kManyRows ? 1 : kAtATime, round);
-    const Rows rounded{all.values, all.scales, all.sums, count};
-    const size_t bytes = weights_.panels() * weights_.panel_bytes(),
-                 most = gate_ && count <= kFewRows ? 4 * kPiece : kPiece, least = (bytes + most - 1) / most;
+    const Rounded rounded{{all.values, all.scales, all.sums, count}, of_sixteens};
+    const size_t bytes = matrix_->bytes, most = gate_ && count <= kFewRows ? 4 * kPiece : kPiece,
+                 least = (bytes + most - 1) / most;
     const bool alone = bytes * ((count + 3) / 4) < call.team.least();
     const size_t shares = call.team.threads(), pieces = alone ? 1 : (least + shares - 1) / shares * shares;
     const int panels = (columns + kPanel - 1) / kPanel;
@@ -115,28 +120,26 @@ class Product : public Kernel {
       if (gate_)
         Gated(rounded, first, last, out);
       else
-        form_.multiply(weights_, rounded, out, first, last);
+        matrix_->Multiply(form_, rounded, out + static_cast<size_t>(first) * kPanel, columns, first, last);
     });
   }
 
  private:
   // The panels from `first` to `last` of the gate, and of what it lets through.
-  void Gated(const Rows& rows, int first, int last, float* out) const {
+  void Gated(const Rounded& rounded, int first, int last, float* out) const {
     thread_local std::vector<float> room;
-    const int columns = shape_.columns / 2, width = (last - first) * kPanel;
-    float* both = ort::Reserve(room, static_cast<size_t>(rows.count) * 2 * width);
+    const int columns = matrix_->columns / 2, width = (last - first) * kPanel, count = rounded.rows.count;
+    float* both = ort::Reserve(room, static_cast<size_t>(count) * 2 * width);
     for (int up : {0, 1}) {
-      Weights part = weights_.from(first + up * columns / kPanel);
-      part.columns = 2 * width;
-      form_.multiply(part, rows, both + up * width, 0, last - first);
+      const int before = up * columns / kPanel;
+      matrix_->Multiply(form_, rounded, both + up * width, 2 * width, before + first, before + last);
     }
-    for (int m = 0; m < rows.count; m++)
+    for (int m = 0; m < count; m++)
       gate_(both + static_cast<size_t>(m) * 2 * width, width, out + static_cast<size_t>(m) * columns + first * kPanel);
   }
 
   const Form& form_;
-  Shape shape_;
-  Weights weights_;
+  std::unique_ptr<Matrix> matrix_;
   std::vector<float> bias_;
   void (*gate_)(const float* gate_up, int size, float* out) = nullptr;
   const float* norm_ = nullptr;  // weights of one

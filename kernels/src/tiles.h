@@ -22,12 +22,13 @@ struct Plain {
 // Writes the sums of a tile, with the bias. W: Weights, or whatever has columns.
 template <class V, class W, int kRows, int kVectors>
 inline void PutTile(const W& w, typename V::Floats (&acc)[kRows][kVectors], float* out, int vector, int row) {
+  const int stride = w.row();
   for (int v = 0; v < kVectors; v++) {
     const int column = (vector + v) * V::kColumns, left = w.columns - column;
     for (int m = 0; m < kRows; m++) {
       auto made = acc[m][v];
       if (w.bias) made = V::Sum(made, V::Load(w.bias + column));
-      float* to = out + static_cast<size_t>(row + m) * w.columns + column;
+      float* to = out + static_cast<size_t>(row + m) * stride + column;
       if (left >= V::kColumns) {
         V::Store(to, made);
       } else if (left > 0) {

@@ -20,7 +20,8 @@ NONE = -1  # the size of a layer that the manifest does not have
 def check_stated(bundle: Bundle) -> None:
     """BundleError where a manifest states what cannot be together: more weights than their file has bytes, or tokens
     that are not in the vocabulary."""
-    manifest, there = bundle.manifest, bundle.size(WEIGHTS)
+    manifest = bundle.manifest
+    there = bundle.size(WEIGHTS) + sum(file.size for file in manifest.external)
     for fault in token_faults(manifest, manifest.dims.vocab_size):
         raise BundleError(f"{bundle.path(MANIFEST)} cannot be used: {fault}; export the model again.")
     groups = [*manifest.groups, *(() if manifest.prefill is None else manifest.prefill.groups)]

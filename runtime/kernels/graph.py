@@ -20,9 +20,18 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import KV8, KVLayer, Segment
 from edge.runtime.kernels.chains import are_one, take_chains
+from edge.runtime.kernels.gguf import check_supported, find_gguf, make_ours, take_gguf
 from edge.runtime.kernels.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
 from edge.runtime.kernels.largest import take_largest
-from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN, Kernels, find_kernels, without_kernels
+from edge.runtime.kernels.library import (
+    DOMAIN,
+    GGUF_DOMAIN,
+    INT8_DOMAIN,
+    Kernels,
+    computes_gguf,
+    find_kernels,
+    without_kernels,
+)
 from edge.runtime.kernels.nodes import (
     PRODUCT,
     THEIRS,
@@ -36,6 +45,7 @@ from edge.runtime.kernels.nodes import (
     takes_bytes,
 )
 from edge.runtime.kernels.packed import Matrix, PackedWeights, layout_of, packed_weights
+from edge.runtime.kernels.packed_gguf import GgufMatrix, Progress, packed_gguf
 from edge.runtime.kernels.rows import ROWS, take_rows
 from edge.runtime.kernels.units import Units, take_units
 from edge.runtime.kernels.wires import INT, graphs, numbers, read_by, set_inputs
@@ -89,28 +99,81 @@ def kernel_graph(
     Raises:
         BundleError: it is no graph that a bundle may have; see `read_graph`.
     """
-    if all(file.path != WEIGHTS for file in bundle.manifest.files):
-        return None  # it is being written, and nothing says yet which weights these are
-    model = read_graph(path, bundle.root)
+    model = read_graph(path, bundle.root, sizes_of(bundle))
+    of_gguf = find_gguf(model.graph)
+    written = any(file.path == WEIGHTS for file in bundle.manifest.files)  # else nothing says yet which weights it has
+    if not written and not of_gguf:
+        return None
     try:
-        products = _find(model.graph, kernels)
-        if not products:
+        read, files = list[NDArray[np.uint8]](), list[MappedFile]()
+        if of_gguf:
+            _take_gguf(bundle, model.graph, kernels, of_gguf, read, files)
+        products = _find(model.graph, kernels) if written else []
+        if not products and not of_gguf:
             return None
-        wanted = [matrix for _, matrix in products]
-        packed = packed_weights(bundle, kernels, wanted, lambda: chain(wanted, _of_all_graphs(bundle, kernels)))
-        read = _take(model.graph, products, packed)
+        if products:
+            wanted = [matrix for _, matrix in products]
+            packed = packed_weights(bundle, kernels, wanted, lambda: chain(wanted, _of_all_graphs(bundle, kernels)))
+            _take(model.graph, products, packed, read)
+            files.append(packed.file)
+        _drop_unread(model.graph)
         _take_operators(model.graph, bundle.manifest.kv.layers, units)
         inside = {} if apart and units is None else take_chains(model.graph)
         if units is not None and not are_one(model.graph):
             return None
     except OSError as e:
-        without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
+        why = f"the weights cannot be kept in the layout of edge_kernels ({e})"
+        if of_gguf:
+            raise BundleError(f"{bundle.root} cannot be run: {why}.") from None
+        without_kernels(why)
         return None
     except STRANGE:
+        if of_gguf:
+            raise
         return None
+    kept = [each for each in model.opset_import if each.domain != GGUF_DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside, [packed.file])
+    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside, files)
+
+
+def sizes_of(bundle: Bundle) -> dict[str, int]:
+    """Bytes of the files outside of a bundle that its tensors may lie in, by their locations."""
+    return {location: file.size for location, file in bundle.external.items()}
+
+
+def pack_ahead(bundle: Bundle, kernels: Kernels, path: Path, progress: Progress | None = None) -> None:
+    """Pack the matrices of GGUF files that a graph's file reads, so that it opens at once.
+
+    Raises:
+        OSError: they can neither be read nor be written.
+        BundleError: as `kernel_graph`.
+    """
+    found = find_gguf(read_graph(path, bundle.root, sizes_of(bundle)).graph)
+    matrices = [matrix for _, own in found for matrix in own]
+    check_supported(kernels, matrices)
+    packed_gguf(bundle, kernels, matrices, progress)
+
+
+def _take_gguf(
+    bundle: Bundle,
+    graph: Any,
+    kernels: Kernels,
+    found: list[tuple[Any, list[GgufMatrix]]],
+    read: list[NDArray[np.uint8]],
+    files: list[MappedFile],
+) -> None:
+    """Let the operators over matrices of GGUF files be ours; their packed matrices and files are added."""
+    matrices = list(dict.fromkeys(matrix for _, own in found for matrix in own))
+    check_supported(kernels, matrices)
+    if not computes_gguf(kernels):
+        raise BundleError(f"edge_kernels compute wrong results here, and {bundle.root} runs on them alone.")
+    packed = packed_gguf(bundle, kernels, matrices)
+    take_gguf(graph, found, {matrix: len(read) + i for i, matrix in enumerate(matrices)})
+    read += map(packed.bytes, matrices)
+    files.append(packed.file)
 
 
 def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None) -> None:
@@ -153,6 +216,8 @@ def _in_units(
     graph = parse_graph(path).graph
     for node, _ in _find(graph, kernels):
         _make_ours(node)
+    for node, _ in find_gguf(graph):
+        make_ours(node)
     _take_operators(graph, [*layers], units)
     take_chains(graph)
     return are_one(graph)
@@ -181,14 +246,15 @@ def _attends_to_bytes(path: Path, changed: tuple[int, ...], layers: tuple[KVLaye
     """The same of a graph's file, which is read once while nobody changes it: a start asks several times."""
     graph = parse_graph(path).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    ours = any(_matrix(node, stored, kernels) for node in graph.node)  # else onnxruntime's kernels run the whole graph
+    # Else onnxruntime's kernels run the whole graph.
+    ours = any(node.domain == GGUF_DOMAIN or _matrix(node, stored, kernels) for node in graph.node)
     return ours and takes_bytes(graph, layers)
 
 
 def _of_all_graphs(bundle: Bundle, kernels: Kernels) -> Iterator[Matrix]:
     for graph in bundle.manifest.graphs:
         try:
-            model = read_graph(bundle.path(graph.path), bundle.root)
+            model = read_graph(bundle.path(graph.path), bundle.root, sizes_of(bundle))
             yield from [matrix for _, matrix in _find(model.graph, kernels)]
         except (BundleError, *STRANGE):
             continue  # whoever opens it says why
@@ -246,18 +312,20 @@ def _make_ours(product: Any) -> None:
     set_inputs(product, [product.input[0], "", "", "", "", *product.input[G_IDX + 1 :]])
 
 
-def _take(graph: Any, products: list[tuple[Any, Matrix]], packed: PackedWeights) -> list[NDArray[np.uint8]]:
-    """Let products of a graph be ours, and drop the weights that they read; the packed ones are returned."""
-    made: list[NDArray[np.uint8]] = []
+def _take(graph: Any, products: list[tuple[Any, Matrix]], packed: PackedWeights, read: list[NDArray[np.uint8]]) -> None:
+    """Let products of a graph be ours; their packed matrices are added to those that are read."""
     for node, matrix in products:
         array, layout = packed.matrix(matrix)
-        node.attribute.add(name=MATRIX, i=len(made), type=INT)
-        made.append(array)
+        node.attribute.add(name=MATRIX, i=len(read), type=INT)
+        read.append(array)
         _make_ours(node)
         node.attribute.add(name="half", i=int(layout.half), type=INT)
         node.attribute.add(name="zero_points", i=int(layout.zero_points), type=INT)
+
+
+def _drop_unread(graph: Any) -> None:
+    """Drop the stored tensors that nothing reads any more."""
     read = set(read_by(graph))
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    return made

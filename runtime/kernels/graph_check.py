@@ -11,6 +11,7 @@ import math
 import os
 import stat
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,7 +21,7 @@ from edge.errors import BundleError
 from edge.hub_links import is_within
 from edge.runtime.kernels.graph_sizes import LARGEST as LARGEST_MADE
 from edge.runtime.kernels.graph_sizes import SIZED, Sizes
-from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.library import DOMAIN, GGUF_DOMAIN, INT8_DOMAIN
 from edge.runtime.kernels.nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS, THEIRS
 from edge.runtime.kernels.rows import ROWS
 from edge.runtime.onnx_proto import ModelProto
@@ -28,7 +29,7 @@ from edge.runtime.onnx_proto import ModelProto
 LARGEST = 16 << 20  # bytes of a file: 50 times those of 30 layers
 MOST_NODES = 100_000  # operators of a file: 100 times those of 30 layers
 DEEPEST = 4  # graphs inside of each other: what exporters write has 2
-DOMAINS = ("", "ai.onnx", THEIRS)
+DOMAINS = ("", "ai.onnx", THEIRS, GGUF_DOMAIN)
 EXTERNAL = 1  # TensorProto.DataLocation
 TENSOR, GRAPH = 4, 5  # AttributeProto.AttributeType, by which onnxruntime reads an attribute
 PLAIN = frozenset((1, 2, 3, TENSOR, 6, 7, 8))  # a number, a text or a tensor, or some numbers or texts
@@ -49,15 +50,16 @@ class _Refused(Exception):
     """The message says why."""
 
 
-def read_graph(path: Path, folder: Path) -> Any:
-    """Read and check the model in a graph's file. folder: of its weights.
+def read_graph(path: Path, folder: Path, external: Mapping[str, int] | None = None) -> Any:
+    """Read and check the model in a graph's file. folder: of its weights. external: bytes of the files outside of it
+    that tensors may lie in, by their locations.
 
     Raises:
         BundleError: it is no ONNX file, too large, or has what no graph of a bundle may have.
     """
     try:
         model = parse_graph(path)
-        _Check(folder).model(model)
+        _Check(folder, external or {}).model(model)
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror or e}.") from None
     except DecodeError:
@@ -89,8 +91,8 @@ def _without_waiting(path: str, flags: int) -> int:
 class _Check:
     """One look through a file's graphs. folder: of the files that tensors lie in."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._sizes, self._nodes = folder, dict[str, int](), 0
+    def __init__(self, folder: Path, external: Mapping[str, int]) -> None:
+        self._folder, self._sizes, self._nodes = folder, dict(external), 0
 
     def model(self, model: Any) -> None:
         """Check a model; _Refused where it is none that a bundle may have."""

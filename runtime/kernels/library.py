@@ -25,9 +25,10 @@ from edge.home import cache_dir, is_folder
 
 PACKAGE = "edge_kernels"
 VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
-INTERFACE = 7  # of the library: what its functions take, and what operators there are and check
+INTERFACE = 8  # of the library: what its functions take, and what operators there are and check
 DOMAIN = "edge"  # of their operators
 INT8_DOMAIN = "edge.int8"  # of attention over a KV cache in bytes: an operator has one type
+GGUF_DOMAIN = "edge.gguf"  # of what graphs of bundles have for matrices of GGUF files: see `gguf`
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,26 @@ class Layout:
     block: int
     half: bool
     zero_points: bool
+
+
+@dataclass(frozen=True)
+class GgufLayout:
+    """Storage format of a matrix of a GGUF file. type: as files number them."""
+
+    type: int
+    inputs: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class GgufPanel:
+    """Columns of a panel of such a matrix; bytes of a row in the file, and of a panel's weights and heads. A packed
+    matrix has the weights of all panels, then their heads."""
+
+    columns: int
+    row: int
+    weights: int
+    heads: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +92,25 @@ class Kernels:
         zeros = None if zero_points is None else zero_points.ctypes.data
         self.calls.edge_pack(*_numbers(layout), weights.ctypes.data, scales.ctypes.data, zeros, out.ctypes.data)
 
+    def gguf_bytes(self, layout: GgufLayout) -> int:
+        """Bytes of a matrix of a GGUF file in the library's layout; 0 where it cannot have one."""
+        size: int = self.calls.edge_gguf_bytes(layout.type, layout.inputs, layout.columns)
+        return size
+
+    def gguf_panel(self, layout: GgufLayout) -> GgufPanel | None:
+        """What such a matrix is made of; None where the library cannot have it."""
+        row, weights, heads = (ctypes.c_size_t() for _ in range(3))
+        columns = self.calls.edge_gguf_panel(layout.type, layout.inputs, *map(ctypes.byref, (row, weights, heads)))
+        return GgufPanel(columns, row.value, weights.value, heads.value) if columns else None
+
+    def pack_gguf(
+        self, layout: GgufLayout, rows: NDArray[np.uint8], weights: NDArray[np.uint8], heads: NDArray[np.uint8]
+    ) -> bool:
+        """Bring rows of a file [columns, bytes] into the library's layout, whole panels of them but for the last; False
+        where a scale is no finite number."""
+        sizes = layout.type, layout.inputs, len(rows)
+        return bool(self.calls.edge_gguf_pack(*sizes, rows.ctypes.data, weights.ctypes.data, heads.ctypes.data))
+
     @contextmanager
     def lend(self, packed: NDArray[np.uint8]) -> Iterator[int]:
         """Register a packed matrix: operators that are made within this context find it by the number that this yields.
@@ -95,15 +135,14 @@ def find_kernels() -> Kernels | None:
     library = Path(import_module(PACKAGE).LIBRARY)
     try:
         calls = ctypes.CDLL(str(library))
+        if calls.edge_interface() != INTERFACE:
+            without_kernels(f"the {PACKAGE} that is installed is of another version of edge; build it again")
+            return None
         _declare(calls)
-        interface = calls.edge_interface()
         form = calls.edge_form()
         version = calls.edge_format()
     except (OSError, AttributeError) as e:
         without_kernels(f"the library of {PACKAGE} cannot be loaded ({e})")
-        return None
-    if interface != INTERFACE:
-        without_kernels(f"the {PACKAGE} that is installed is of another version of edge; build it again")
         return None
     if form is None:
         wanted = os.environ.get(VARIABLE)
@@ -141,8 +180,18 @@ def _declare(calls: Any) -> None:
     calls.edge_packed_bytes.restype, calls.edge_packed_bytes.argtypes = ctypes.c_size_t, (number,) * 6
     calls.edge_pack.restype, calls.edge_pack.argtypes = None, (number,) * 5 + (memory,) * 4
     calls.edge_check.restype = number
+    calls.edge_gguf_bytes.restype, calls.edge_gguf_bytes.argtypes = ctypes.c_size_t, (number,) * 3
+    calls.edge_gguf_panel.restype, calls.edge_gguf_panel.argtypes = number, (number,) * 2 + (memory,) * 3
+    calls.edge_gguf_pack.restype, calls.edge_gguf_pack.argtypes = number, (number,) * 3 + (memory,) * 3
+    calls.edge_gguf_check.restype = number
     calls.edge_lend.restype, calls.edge_lend.argtypes = ctypes.c_int64, (memory, ctypes.c_size_t)
     calls.edge_take_back.restype, calls.edge_take_back.argtypes = None, (ctypes.c_int64,)
+
+
+@cache
+def computes_gguf(kernels: Kernels) -> bool:
+    """True if a few products with matrices of GGUF files have the results of the plain implementation."""
+    return bool(kernels.calls.edge_gguf_check())
 
 
 def _computes(kernels: Kernels) -> bool:

@@ -18,6 +18,7 @@ LOGITS, BRANCHES = "logits", "attention_bias"  # an output of a decoder's graph;
 # What such a graph can be asked for: how many tokens of each row, int64 [1], 0 where nobody says; which
 # ones are the likeliest, the best first, and the logarithms of their probabilities, both [rows, count].
 LIKELIEST_COUNT, LIKELIEST_TOKENS, LIKELIEST_LOGARITHMS = "likeliest.count", "likeliest.tokens", "likeliest.logarithms"
+PARTS = "parts"  # of a product with matrices of GGUF files: the number of them; see `gguf`
 FULL_BIAS = 5  # the input of FULL that is added to scores
 FLOAT, INT64 = 1, 7  # TensorProto.DataType
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row

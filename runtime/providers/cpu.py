@@ -16,8 +16,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
+from edge.gguf_parts import GGUF
 from edge.manifest import Manifest
-from edge.runtime.kernels.graph import KernelGraph, kernel_graph
+from edge.runtime.kernels.gguf import find_gguf, refuse_without_kernels
+from edge.runtime.kernels.graph import KernelGraph, kernel_graph, sizes_of
 from edge.runtime.kernels.graph_check import read_graph
 from edge.runtime.kernels.library import Kernels, find_kernels, without_kernels
 from edge.runtime.kernels.units import Units
@@ -82,6 +84,7 @@ class Cpu:
         return _devices()
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None, units: Units | None = None) -> Session:
+        bundle.check_external()
         with unchanged([mapped_file(bundle.path(WEIGHTS))]):  # from what was packed to what is loaded
             return self._open(bundle, role, profile, units)
 
@@ -90,7 +93,8 @@ class Cpu:
         kernels = find_kernels() if self.own_kernels else None
         own = None
         if kernels is None:
-            read_graph(path, bundle.root)
+            if find_gguf(read_graph(path, bundle.root, sizes_of(bundle)).graph):
+                raise refuse_without_kernels(bundle.manifest.name)
         else:
             own = kernel_graph(bundle, path, kernels, apart=profile is not None, units=units)
         if kernels is not None and own is not None:
@@ -98,6 +102,8 @@ class Cpu:
                 return self._own(kernels, own, str(path), bundle.root, profile)
             except BundleError as e:
                 check(own.files)
+                if bundle.manifest.external or bundle.manifest.weights == GGUF:
+                    raise
                 without_kernels(str(e))
         if units is not None:
             raise BundleError(

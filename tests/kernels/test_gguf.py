@@ -22,8 +22,6 @@ COUNTS = (1, 2, 3, 4, 5, 8, 9, 13, 17)
 @pytest.fixture(scope="module")
 def calls(kernels: Kernels) -> Any:
     found, number, memory = kernels.calls, ctypes.c_int, ctypes.c_void_p
-    found.edge_gguf_bytes.restype, found.edge_gguf_bytes.argtypes = ctypes.c_size_t, (number,) * 3
-    found.edge_gguf_pack.argtypes = (number,) * 3 + (memory, number, number, memory)
     found.edge_gguf_read.argtypes = (number, number, memory, memory)
     found.edge_gguf_product.argtypes = (number,) * 4 + (memory, memory, number, number, number, memory)
     return found
@@ -50,11 +48,18 @@ class Own:
         self.packed = np.full(calls.edge_gguf_bytes(self.type, inputs, columns), 7, np.uint8)
         self.panels = -(-columns // PANEL)
         for panel in range(self.panels):
-            assert self.pack(panel, panel + 1)
+            assert self.pack(panel)
 
-    def pack(self, first: int, last: int) -> bool:
-        sizes = (self.type, self.inputs, self.columns)
-        return bool(self.calls.edge_gguf_pack(*sizes, self.raw.ctypes.data, first, last, self.packed.ctypes.data))
+    def pack(self, panel: int) -> bool:
+        """Pack the rows of one panel."""
+        row, weights, heads = (ctypes.c_size_t() for _ in range(3))
+        sizes = map(ctypes.byref, (row, weights, heads))
+        assert self.calls.edge_gguf_panel(self.type, self.inputs, *sizes) == PANEL
+        assert row.value == self.raw.shape[1]
+        raw = self.raw[panel * PANEL : (panel + 1) * PANEL]
+        own = self.packed[panel * weights.value :], self.packed[self.panels * weights.value + panel * heads.value :]
+        places = [each.ctypes.data for each in (raw, *own)]
+        return bool(self.calls.edge_gguf_pack(self.type, self.inputs, len(raw), *places))
 
     def floats(self) -> NDArray[np.float32]:
         out = np.empty((self.columns, self.inputs), np.float32)
@@ -128,7 +133,7 @@ def test_the_largest_integers_do_not_saturate(calls: Any, name: str) -> None:
     for at, each in kept.items():
         if name not in ("Q4_0", "Q5_0", "Q8_0") or at == 0:
             halves[..., at : at + 2] = each
-    assert own.pack(0, 1)
+    assert own.pack(0)
     wanted = own(0, rows)
     for form in range(1, len(FORMS)):
         if (made := own(form, rows)) is not None:
@@ -143,7 +148,7 @@ def test_a_scale_that_is_no_finite_number_is_not_packed(calls: Any, name: str) -
         for at in HALVES.get(name, (0,)):
             own.raw[:] = blocks_of(name, 512, 20)
             own.raw[17, -nbytes + at : (-nbytes + at + 2) or None] = np.array([bad], np.float16).view(np.uint8)
-            assert own.pack(0, 1) and not own.pack(1, 2)
+            assert own.pack(0) and not own.pack(1)
 
 
 def test_the_library_checks_itself(calls: Any) -> None:
@@ -155,5 +160,4 @@ def test_matrices_that_are_none_are_refused(calls: Any) -> None:
     assert calls.edge_gguf_bytes(q4_k, 256, 16) == 16 * 256 * 4 // 8 + 16 * (4 + 16)
     for sizes in ((q4_k, 128, 16), (q4_k, 0, 16), (q4_k, 256, 0), (q4_k, -256, 16), (1, 256, 16), (-1, 256, 16)):
         assert calls.edge_gguf_bytes(*sizes) == 0
-        assert not calls.edge_gguf_pack(*sizes, None, 0, 1, None)
-    assert not calls.edge_gguf_pack(q4_k, 256, 16, None, 0, 2, None)
+        assert not calls.edge_gguf_pack(*sizes, None, None, None)

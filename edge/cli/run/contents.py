@@ -1,5 +1,9 @@
-"""The sha256 of a model's files. Reading them takes a second per GB, so the result is stored in the cache folder. It is
-valid while the system reports no change of the files."""
+"""The sha256 of a model's files. Reading them takes a second per GB, or five where a processor has no instructions for
+that, so the result is stored in the cache folder. It is valid while the system reports no change of the files.
+
+A GGUF file whose weights are read where they are is known by its time, its size and samples: its bundle holds nothing
+but what was made of its beginning.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,11 @@ class Contents:
     path: Path = Path()
 
 
-def contents_of(given: Path, known: Contents | None = None) -> Contents:
+def contents_of(given: Path, known: Contents | None = None, *, sampled: bool = False) -> Contents:
     """Hash a .gguf file with its other parts, or a model's folder.
 
-    known: an earlier result, which is returned if no file can have changed since.
+    known: an earlier result, which is returned if no file can have changed since. sampled: of a .gguf file take samples
+    and its time, and not all of it.
 
     Raises:
         CheckpointError: a file is none, cannot be read, or changes while it is read.
@@ -51,6 +56,8 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
     stamps = _stamps(files)
     if known is not None and known.settled and known.stamps == stamps:
         return known
+    if sampled and given.suffix == ".gguf":
+        return Contents(_of_samples(files), stamps, True, given)
     store = cache_dir() / "contents" / f"{zlib.crc32(os.fsencode(given.resolve())):08x}.json"
     with contextlib.suppress(TypeError, KeyError):
         remembered = read_own_json(store)
@@ -68,6 +75,21 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
             replace_text(store, json.dumps({"files": stamps, "sha256": sha256}))
         drop_oldest(store.parent)
     return found
+
+
+def _of_samples(files: list[Path]) -> str:
+    import hashlib
+
+    from edge.external_file import described
+
+    whole = hashlib.sha256()
+    for file in files:
+        try:
+            found = described(file)
+        except OSError as e:
+            raise CheckpointError(f"{file} cannot be read: {e.strerror}.") from None
+        whole.update(f"{found.sha256} {found.modified_ns}\0".encode())
+    return whole.hexdigest()
 
 
 def _files(given: Path) -> list[Path]:

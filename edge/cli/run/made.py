@@ -35,16 +35,25 @@ def bundles_dir() -> Path:
 
 def target_of(given: Path, contents: Contents) -> Path:
     """Return the path of a model's bundle in the cache. Its name has a hash of the model's content and one of its path.
-    A model that was moved or renamed uses the bundle that it had before."""
+    A model that was moved or renamed uses the bundle that it had before. A GGUF file has one bundle for our kernels,
+    which read it as it is, and another where they are not there."""
     folder = bundles_dir()
     resolved = given.resolve()
+    form = b"" if given.suffix != ".gguf" or reads_in_place() else b"keep"
     named = given if given.name.strip(".") else resolved
     model = named.name if named.is_dir() else name_of(named)
     model = re.sub(r"[^\w.-]", "_", model, flags=re.ASCII)[:LONGEST].lstrip(".-")
-    found = contents.sha256[:DIGITS]
-    target = folder / f"{model or 'model'}-{found}-{zlib.crc32(os.fsencode(resolved)):08x}.edge"
+    found = contents.sha256[:DIGITS] if not form else contents.sha256[-DIGITS:]
+    target = folder / f"{model or 'model'}-{found}-{zlib.crc32(form + os.fsencode(resolved)):08x}.edge"
     others = (each for each in sorted(folder.glob(f"*-{found}-*.edge")) if re.fullmatch(_NAME, each.name))
     return target if target.exists() else next(others, target)
+
+
+def reads_in_place() -> bool:
+    """True if the weights of GGUF files are read where they are: if our kernels run."""
+    from edge.runtime.kernels.library import find_kernels
+
+    return find_kernels() is not None
 
 
 def kept() -> list[Bundle]:
@@ -70,6 +79,7 @@ def made(target: Path) -> Bundle | None:
         return None
     try:
         bundle = open_bundle(target)
+        bundle.check_external()
     except BundleError:
         return None
     if bundle.manifest.producer != f"edge {__version__}":

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from edge.names import Named
 
 T = TypeVar("T")
+WITHOUT_KERNELS = (
+    "Without edge-lm-kernels its weights are stored again, in 8 bits; with them (pip install edge-lm-kernels) the file "
+    "is read as it is, answers are faster, and the first one comes within seconds."
+)
 
 
 def open_source(given: str | Path) -> Bundle:
@@ -102,9 +106,9 @@ def _of_name(named: Named) -> Bundle:
 def _of_files(path: Path, given: str | Path) -> Bundle:
     """The bundle of the model at a path, which is called as it was given."""
     from edge.cli.run.contents import contents_of  # 2 ms that a bundle does without
-    from edge.cli.run.made import made, target_of
+    from edge.cli.run.made import made, reads_in_place, target_of
 
-    contents = contents_of(path)
+    contents = contents_of(path, sampled=reads_in_place())
     target = target_of(path, contents)
     if (bundle := made(target)) is not None:
         return bundle
@@ -138,13 +142,41 @@ def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
     from edge.cli.run.made import made, make_room, trim
 
     again = ", because the one that is there is another version's or damaged" if os.path.lexists(target) else ""
-    _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
+    if is_read_in_place(contents):
+        _say(f"Making a bundle of {given}, once{again}.")
+    else:
+        _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
+        if contents.path.suffix == ".gguf":
+            _say(WITHOUT_KERNELS)
     make_room(target)
     _export_apart(given, contents, target)
-    _say(f"The bundle is kept as {target}.")
     bundle = made(target) or open_bundle(target)
+    _say(f"The bundle is kept as {target}.")
+    if bundle.manifest.external:
+        _say(_packed(bundle))
     trim(target, _say)
     return bundle
+
+
+def is_read_in_place(contents: Contents) -> bool:
+    """True if a model is a GGUF file whose weights stay where they are."""
+    from edge.cli.run.made import reads_in_place
+
+    return contents.path.suffix == ".gguf" and reads_in_place()
+
+
+def _packed(bundle: Bundle) -> str:
+    """Say where the packed weights of a GGUF file are kept."""
+    from edge.cli.tables import shown_bytes
+    from edge.runtime.kernels.library import find_kernels
+    from edge.runtime.kernels.packed_gguf import gguf_path
+
+    kernels = find_kernels()
+    path = None if kernels is None else gguf_path(bundle, kernels)
+    if path is None or not path.is_file():
+        return "Its weights are packed anew at each start, because the cache folder cannot be written."
+    size = shown_bytes(path.stat().st_size)
+    return f"Its weights stay in the file, and are packed in {path} ({size}); edge list shows what the cache takes."
 
 
 def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
@@ -154,13 +186,17 @@ def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
     from edge.cli.run.contents import contents_of
     from edge.export.request.export_request import QUICK, ExportRequest
 
+    in_place = is_read_in_place(contents)
     # By name where that says more: the licence of a model in the catalog, the id of one on the hub.
     by_name = contents.path.is_dir() or catalog.find(str(given)) is not None
     with BundleWriter(target, force=True) as writer:
-        request = ExportRequest(str(given if by_name else contents.path), effort=QUICK)
-        _apart(given, _stage, request, writer)
-        manifest = _apart(given, _finish, request, writer)
-        if contents_of(contents.path, contents).sha256 != contents.sha256:
+        request = ExportRequest(str(given if by_name else contents.path), effort=QUICK, in_place=in_place)
+        if in_place:  # little is written, and nothing of it is large
+            manifest = _apart(given, _both, request, writer)
+        else:
+            _apart(given, _stage, request, writer)
+            manifest = _apart(given, _finish, request, writer)
+        if contents_of(contents.path, contents, sampled=in_place).sha256 != contents.sha256:
             raise ExportError(f"{given} changed while a bundle was made of it, and nothing was left; run it again.")
         writer.commit(manifest)
 
@@ -186,6 +222,11 @@ def _stage(request: ExportRequest, writer: BundleWriter) -> None:
 
     with stages() as (progress, say):
         stage_apart(request, writer, progress, say)
+
+
+def _both(request: ExportRequest, writer: BundleWriter) -> Manifest:
+    _stage(request, writer)
+    return _finish(request, writer)
 
 
 def _finish(request: ExportRequest, writer: BundleWriter) -> Manifest:

@@ -12,6 +12,7 @@ from onnxscript import GraphBuilder, nn
 from edge.errors import ExportError
 from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
 from edge.export.targets.cpu import products
+from edge.runtime.kernels.library import GGUF_DOMAIN
 
 if TYPE_CHECKING:
     from edge.export.facts.family import Heads
@@ -31,6 +32,12 @@ class CPU(Lowering):
     def __init__(self, builder: GraphBuilder) -> None:
         super().__init__(builder)
         self.fused = builder.opset(DOMAIN, VERSION)
+
+    @property
+    def of_gguf(self) -> Any:
+        """Operators over matrices of GGUF files, which the graph imports where it has some."""
+        self.builder.graph.opset_imports[GGUF_DOMAIN] = VERSION
+        return self.builder.opset(GGUF_DOMAIN, VERSION)
 
     def rms_norm(self, x: Value, weight: nn.Parameter, eps: float) -> Value:
         return self.SimplifiedLayerNormalization(x, weight, axis=-1, epsilon=eps)

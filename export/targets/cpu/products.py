@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edge.export.graph.operators import Value, scalar
-from edge.export.graph.weights import StoredFloat, StoredRows
+from edge.export.graph.weights import StoredFloat, StoredGguf, StoredRows
 
 if TYPE_CHECKING:
     from edge.export.graph.linear import Embedding, Linear
@@ -79,6 +79,8 @@ def product(op: CPU, x: Value | Rounded, matrix: Linear) -> Value:
         weight = matrix.weight  # what is stored in float16 onnxruntime converts once, when it loads a graph
         y = op.matmul(x, op.Cast(weight, to=FLOAT) if weight.dtype == FLOAT16 else weight, transposed=True)
         return y if matrix.bias is None else op.Add(y, matrix.bias)
+    if isinstance(stored, StoredGguf):
+        return op.of_gguf.MatMulGguf(x, matrix.bias, *matrix.weights, **_parts(stored))
     return op.fused.MatMulNBits(
         x,
         matrix.weight,
@@ -111,6 +113,8 @@ def rows(op: CPU, ids: Value, matrix: Embedding) -> Value:
     if isinstance(stored, StoredFloat):
         x = op.Gather(matrix.weight, ids, axis=0)
         return op.Cast(x, to=FLOAT) if matrix.weight.dtype == FLOAT16 else x
+    if isinstance(stored, StoredGguf):
+        return op.of_gguf.GgufRows(ids, matrix.weight, **_parts(stored))
     x = op.fused.GatherBlockQuantized(
         matrix.weight,
         ids,
@@ -124,3 +128,11 @@ def rows(op: CPU, ids: Value, matrix: Embedding) -> Value:
     if stored.columns % stored.block_size:  # the last block is filled up with zero points
         x = op.Slice(x, [0], [stored.columns], [-1])
     return x
+
+
+def _parts(stored: StoredGguf) -> dict[str, int]:
+    """Attributes of an operator over matrices of a GGUF file: see `edge.runtime.kernels.gguf`."""
+    made = {"K": stored.columns, "N": stored.rows, "parts": len(stored.weights)}
+    for i, (kind, count, heads) in enumerate(zip(stored.types, stored.counts, stored.heads, strict=True)):
+        made |= {f"part.{i}.type": kind, f"part.{i}.N": count, f"part.{i}.heads": heads}
+    return made

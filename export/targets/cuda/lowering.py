@@ -16,7 +16,7 @@ from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
 from edge.export.graph.operators import HeadNorms, Value
-from edge.export.graph.weights import StoredBlocks, StoredFloat
+from edge.export.graph.weights import StoredBlocks, StoredFloat, StoredGguf
 from edge.export.targets.cpu.lowering import CPU, END, rotatable
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class CUDA(CPU):
         stored = matrix.stored
         if self.dtype == FLOAT:  # all that is stored is read as that
             return FLOAT
+        assert not isinstance(stored, StoredGguf), "a file's blocks are the CPU's"
         return stored.weight.dtype if isinstance(stored, StoredFloat) else stored.scales.dtype
 
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:

@@ -19,6 +19,7 @@ from edge.export.graph.families import find_family
 from edge.export.graph.families.t5 import DecoderBias, EncoderBias
 from edge.export.graph.stacks import Decoder, EncoderDecoder, TextStart
 from edge.export.graph.step import FLOAT, INT32, add_output, configuration, remove_unused
+from edge.export.graph.weights import StoredFloat
 from edge.export.targets.npu.lowering import NPU
 from edge.export.targets.npu.qdq import array_of
 from edge.export.targets.npu.weights import NPUWeights, npu_shapes, npu_weights
@@ -164,6 +165,7 @@ def _rows(start: object) -> NDArray[np.float32]:
     """The embedding that a start looks rows up in."""
     assert isinstance(start, TextStart)
     embedding: Embedding = start.embedding
+    assert isinstance(embedding.stored, StoredFloat), "matrices are quantized once the graph is whole"
     rows: NDArray[np.float32] = embedding.stored.weight.numpy()
     return rows
 

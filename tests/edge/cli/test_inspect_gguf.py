@@ -12,6 +12,8 @@ from gguf_files import tiny_model, write_gguf
 
 import edge
 from edge.cli.main import main
+from edge.export.request import gguf_summary
+from edge.runtime.kernels.library import find_kernels
 
 TYPES = {"ffn_down": Type.Q6_K, "ffn": Type.Q4_0, "attn_output": Type.F16, "attn": Type.Q8_0}
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -44,6 +46,12 @@ def test_a_file_is_told_in_words(file: Path, capsys: pytest.CaptureFixture[str])
     assert "A token reads" in out and "does not run" not in out
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_summary, "find_kernels", lambda: None)
+
+
+@pytest.mark.usefixtures("without_kernels")
 def test_each_type_says_how_a_bundle_stores_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = inspected(file, capsys)
     stored = {share["type"]: share["stored"] for share in found["types"]}
@@ -57,6 +65,16 @@ def test_each_type_says_how_a_bundle_stores_it(file: Path, capsys: pytest.Captur
     assert sum(share["bytes"] for share in found["types"]) == found["bytes"] < file.stat().st_size
 
 
+def test_our_kernels_read_what_the_file_has(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if find_kernels() is None:
+        pytest.skip("edge-lm-kernels do not run here")
+    for share in inspected(file, capsys)["types"]:
+        floats = share["type"] in ("F16", "F32")
+        assert (share["stored"] == "floats") is floats
+        assert floats or share["bundle_bytes"] == pytest.approx(share["bytes"], rel=1e-3)  # but for vectors
+
+
+@pytest.mark.usefixtures("without_kernels")
 def test_the_bytes_are_those_of_the_bundle_that_is_made(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,8 @@ from edge.bundle import Bundle
 from edge.home import cache_dir
 from edge.runtime.kernels import library as kernels
 from edge.runtime.kernels.library import VARIABLE, Kernels, find_kernels
-from edge.runtime.kernels.packed import PackedWeights
+from edge.runtime.kernels.packed import Matrix
+from edge.runtime.kernels.packed_file import PackedFile
 from edge.runtime.load import open_engine
 from edge.runtime.providers import cpu
 
@@ -148,4 +149,4 @@ def test_a_file_of_packed_weights_says_what_is_wrong_with_it(tmp_path: Path) -> 
     path = tmp_path / "packed.bin"
     path.write_bytes(b"123")
     with pytest.raises(ValueError, match="cut short"):
-        PackedWeights(path)
+        PackedFile(path, Matrix)

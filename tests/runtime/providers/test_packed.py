@@ -24,9 +24,10 @@ from edge.errors import InputError
 from edge.home import KEPT, cache_dir
 from edge.manifest import File
 from edge.runtime.kernels import library as kernels
-from edge.runtime.kernels import packed
+from edge.runtime.kernels import packed, packed_file
 from edge.runtime.kernels.library import Kernels
-from edge.runtime.kernels.packed import CACHE_SIZE, END, MARK, PackedWeights, packed_file
+from edge.runtime.kernels.packed import Matrix, path_of
+from edge.runtime.kernels.packed_file import CACHE_SIZE, END, MARK, PackedFile
 from edge.runtime.load import open_engine
 
 TOKENS = np.array([5, 7, 9])
@@ -119,22 +120,22 @@ def test_a_file_under_the_name_of_another_bundle_is_made_anew(
     other = sealed(tiny_bundle, tmp_path / "other.edge", lambda m: exchanged(m, 2))
     wanted = logits(tiny_bundle)
     assert logits(other) != wanted
-    shutil.copy(packed_file(other, library), packed_file(tiny_bundle, library))
+    shutil.copy(path_of(other, library), path_of(tiny_bundle, library))
     assert logits(tiny_bundle) == wanted
 
 
 @pytest.mark.parametrize("field", ["bits", "inputs", "columns", "block", "weights", "scales", "zero_points", "by_rows"])
 def test_a_matrix_is_found_by_all_it_was_made_of(tiny_bundle: Bundle, library: Kernels, field: str) -> None:
     logits(tiny_bundle)
-    path = packed_file(tiny_bundle, library)
+    path = path_of(tiny_bundle, library)
     (weights,) = (file.sha256 for file in tiny_bundle.manifest.files if file.path == "weights.bin")
-    file = PackedWeights(path)
+    file = PackedFile(path, Matrix)
+    assert file.of == weights
     for matrix in list(file._index):
-        assert file.has([matrix], weights, library)
-        assert not file.has([matrix], "0" * 64, library)
+        assert file.place(matrix) is not None
         now = getattr(matrix, field)
         other = not now if isinstance(now, bool) else (now or 0) + 64
-        assert not file.has([dataclasses.replace(matrix, **{field: other})], weights, library)
+        assert file.place(dataclasses.replace(matrix, **{field: other})) is None
 
 
 def with_index(whole: bytes, change: Callable[[dict], object] | bytes) -> bytes:
@@ -181,7 +182,7 @@ INDICES: dict[str, Callable[[dict], object] | bytes] = {
 
 @pytest.mark.parametrize("case", INDICES)
 def test_an_index_that_is_not_right_is_made_anew(tiny_bundle: Bundle, library: Kernels, case: str) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
     whole = path.read_bytes()
     path.write_bytes(with_index(whole, INDICES[case]))
     assert logits(tiny_bundle) == wanted
@@ -189,7 +190,7 @@ def test_an_index_that_is_not_right_is_made_anew(tiny_bundle: Bundle, library: K
 
 
 def test_damage_anywhere_is_made_anew(tiny_bundle: Bundle, library: Kernels) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
     whole = path.read_bytes()
     choose = random.Random(51)
     for _ in range(25):
@@ -235,8 +236,8 @@ THINGS: dict[str, Callable[[Path], object]] = {
 def test_what_stands_where_a_file_belongs_makes_room(
     tiny_bundle: Bundle, library: Kernels, packings: list[int], thing: str, place: str
 ) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
-    taken = path if place == "file" else packed._stamp_of(path)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
+    taken = path if place == "file" else packed_file._stamp_of(path)
     taken.unlink()
     THINGS[thing](taken)
     assert logits(tiny_bundle) == wanted
@@ -251,15 +252,15 @@ def test_what_stands_where_a_file_belongs_makes_room(
 def test_a_file_is_read_through_only_where_it_changed(
     tiny_bundle: Bundle, library: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
     compared, crc32 = list[int](), zlib.crc32
-    monkeypatch.setattr(packed.zlib, "crc32", lambda *given: (compared.append(1), crc32(*given))[1])
+    monkeypatch.setattr(packed_file.zlib, "crc32", lambda *given: (compared.append(1), crc32(*given))[1])
     assert logits(tiny_bundle) == wanted and not compared
     changes = [
         lambda: os.utime(path),
         lambda: os.utime(path, (0, 0)),
         lambda: path.chmod(0o400),
-        packed._stamp_of(path).unlink,
+        packed_file._stamp_of(path).unlink,
         lambda: (shutil.copy2(path, path.with_suffix(".copy")), path.with_suffix(".copy").replace(path)),
     ]
     for time_it_is, change in enumerate(changes, 1):
@@ -270,8 +271,8 @@ def test_a_file_is_read_through_only_where_it_changed(
 
 @pytest.mark.parametrize("thing", ["{}", "[]", "[1, 2, 3, 4, 5]", "null", "[" * 100_000, "\xff", ""])
 def test_a_stamp_that_is_none_is_written_again(tiny_bundle: Bundle, library: Kernels, thing: str) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
-    stamp = packed._stamp_of(path)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
+    stamp = packed_file._stamp_of(path)
     right = stamp.read_text()
     stamp.write_text(thing, encoding="latin-1")
     assert logits(tiny_bundle) == wanted
@@ -283,10 +284,10 @@ def test_verify_looks_past_the_file_and_repairs_it(
 ) -> None:
     """Even where the damage shows in nothing but the bits: the stamp says that the file is whole."""
     logits(tiny_bundle)
-    path = packed_file(tiny_bundle, library)
+    path = path_of(tiny_bundle, library)
     whole = path.read_bytes()
     path.write_bytes(with_index(bytes(len(whole) // 2) + whole[len(whole) // 2 :], lambda index: None))
-    assert PackedWeights(path)._index  # whole, as far as it can tell
+    assert PackedFile(path, Matrix)._index  # whole, as far as it can tell
     assert main(["verify", str(tiny_bundle.root)]) == 0
     assert path.read_bytes() == whole
 
@@ -295,7 +296,7 @@ def test_verify_says_where_the_file_cannot_be_made_anew(
     tiny_bundle: Bundle, library: Kernels, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logits(tiny_bundle)
-    path, unlink = packed_file(tiny_bundle, library), Path.unlink
+    path, unlink = path_of(tiny_bundle, library), Path.unlink
 
     def refused(self: Path, missing_ok: bool = False) -> None:
         if self == path:
@@ -310,7 +311,7 @@ def test_verify_says_where_the_file_cannot_be_made_anew(
 def test_where_a_damaged_file_cannot_be_made_anew_the_stock_kernels_run(
     tiny_bundle: Bundle, library: Kernels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1000] + bytes(1000))
 
@@ -342,7 +343,7 @@ def test_what_killed_packings_left_goes_and_a_running_ones_stays(
         part.write_bytes(b"part")
     os.utime(old, (0, 0))
     logits(tiny_bundle)
-    assert {*folder.iterdir()} == {packed_file(tiny_bundle, library), running, strange}
+    assert {*folder.iterdir()} == {path_of(tiny_bundle, library), running, strange}
 
 
 def test_what_was_not_used_for_the_longest_time_goes_where_the_cache_is_full(
@@ -356,12 +357,12 @@ def test_what_was_not_used_for_the_longest_time_goes_where_the_cache_is_full(
         os.utime(other, (1000 + i, 1000 + i))
     monkeypatch.setenv(CACHE_SIZE, "1MB")
     wanted = logits(tiny_bundle)
-    assert {*folder.iterdir()} == {packed_file(tiny_bundle, library), *others}
-    packed_file(tiny_bundle, library).unlink()
+    assert {*folder.iterdir()} == {path_of(tiny_bundle, library), *others}
+    path_of(tiny_bundle, library).unlink()
     monkeypatch.setenv(CACHE_SIZE, "1kB")
     assert logits(tiny_bundle) == wanted
-    assert {*folder.iterdir()} == {packed_file(tiny_bundle, library)}, "the latest stays, whatever it has"
-    packed_file(tiny_bundle, library).unlink()
+    assert {*folder.iterdir()} == {path_of(tiny_bundle, library)}, "the latest stays, whatever it has"
+    path_of(tiny_bundle, library).unlink()
     monkeypatch.setenv(CACHE_SIZE, "much")
     with pytest.raises(InputError, match="EDGE_CACHE_SIZE is 'much', which is no amount of bytes"):
         logits(tiny_bundle)
@@ -383,7 +384,7 @@ def test_a_new_file_stays_whatever_the_times_of_the_others(
     assert logits(tiny_bundle) == wanted and len(packings) == made
     left = {*folder.iterdir()}
     assert left.issuperset(strangers) and len(left) == len(strangers) + KEPT
-    assert packed_file(tiny_bundle, library) in left
+    assert path_of(tiny_bundle, library) in left
     assert all(path.stat().st_mtime <= time.time() + 1 for path in left.intersection(others))
 
 
@@ -412,8 +413,8 @@ def test_a_file_of_another_user_is_not_used(
     of: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wanted, path = logits(tiny_bundle), packed_file(tiny_bundle, library)
-    foreign = path if of == "file" else packed._stamp_of(path)
+    wanted, path = logits(tiny_bundle), path_of(tiny_bundle, library)
+    foreign = path if of == "file" else packed_file._stamp_of(path)
     inode, fstat, made = foreign.stat().st_ino, os.fstat, len(packings)
 
     def owned(descriptor: int) -> os.stat_result:

@@ -183,7 +183,8 @@ def fill(request: ExportRequest, writer: BundleWriter) -> None:
 def test_an_error_of_the_system_comes_back_from_the_process_that_exports(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(source, "_stage", fill)
+    for stage in ("_stage", "_both"):
+        monkeypatch.setattr(source, stage, fill)
     path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
     assert main(["run", str(path), *ASKED]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(" could not be written: No space left on device.")

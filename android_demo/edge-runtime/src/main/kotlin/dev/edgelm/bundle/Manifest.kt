@@ -17,6 +17,8 @@ import kotlinx.serialization.json.jsonPrimitive
 /** The version of the bundle format that this library reads. */
 const val FORMAT_VERSION = 2
 
+private const val GGUF = "gguf" // weights in the blocks of a GGUF file, which edge's own kernels alone compute
+
 /** Sizes of the decoder. */
 @Serializable
 data class Dims(
@@ -229,6 +231,11 @@ data class Manifest(
     private fun check(where: String) {
         if (states.isNotEmpty()) {
             throw BundleException("$where is of a model whose layers have states, which this app does not run; choose another model.")
+        }
+        if (weights == GGUF) {
+            throw BundleException(
+                "$where has the weights of a GGUF file as they are, which this app does not run; export the file with --weights keep.",
+            )
         }
         val fault = ManifestChecks(this).fault() ?: return
         throw BundleException("$where cannot be used: $fault; export the model again.")

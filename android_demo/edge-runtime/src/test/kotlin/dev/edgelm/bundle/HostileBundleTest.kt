@@ -104,6 +104,13 @@ class HostileBundleTest {
     }
 
     @Test
+    fun `the weights of a GGUF file as they are are refused`() {
+        refused("weights of a GGUF file as they are, which this app does not run") {
+            parse(with(listOf("weights"), JsonPrimitive("gguf")).toString())
+        }
+    }
+
+    @Test
     fun `a value of any other kind is taken or refused in a sentence`() {
         val random = Random(1)
         val strange = listOf(

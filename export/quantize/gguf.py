@@ -1,0 +1,49 @@
+"""The blocks of a GGUF file as they are, which our kernels compute with: nothing is rounded. Types that these do not
+know become 8-bit blocks, and floats stay floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge.errors import ExportError
+from edge.export.facts.tensors import FLOATS, FloatTensor, LazyWeights, Weight, matrices
+from edge.export.quantize.method import Options
+from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+
+if TYPE_CHECKING:
+    from edge.export.facts.checkpoint import Checkpoint
+
+NAME = "gguf"
+HELP = "a GGUF file's own blocks, for hosts with edge-lm-kernels"
+TRAITS = {"bits": 8, "keeps": True, "own_blocks": True, "max_kl": 0.1}
+
+
+def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+    """Matrices as a file has them.
+
+    Raises:
+        ExportError: the checkpoint is no GGUF file, or has no type that our kernels know.
+    """
+    if not checkpoint.files:
+        raise ExportError(
+            f"--weights gguf is for GGUF files, and {checkpoint.name} is none; choose int8 or int4 for it."
+        )
+    names = matrices(checkpoint)
+    if all(checkpoint.own(name, in_place=False) is None for name in names):
+        kinds = ", ".join(sorted({checkpoint.stored_type(name) for name in names}))
+        raise ExportError(
+            f"{checkpoint.name} has no weights that --weights gguf could keep ({kinds}); choose keep, int8 or int4."
+        )
+
+    def make(name: str) -> Weight:
+        if (found := checkpoint.own(name, in_place=options.in_place)) is not None:
+            return found
+        kind, values = checkpoint.stored_type(name), checkpoint.read(name)
+        if kind in FLOATS:
+            return FloatTensor(values.astype(np.float16) if kind == "F16" else values)
+        return round_to_nearest(values, 8, INT8_BLOCK)
+
+    return LazyWeights(names, make)

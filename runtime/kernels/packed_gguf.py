@@ -1,0 +1,197 @@
+"""Matrices of GGUF files in the layout of our kernels: integers and scales of the file, in another order.
+
+They are packed once, in all threads, from a file that is read piece by piece: private memory holds a few pieces and
+the heads of one matrix, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import WEIGHTS, Bundle, sha256_of
+from edge.errors import BundleError
+from edge.regular_file import open_regular
+from edge.runtime.kernels.library import GgufLayout, Kernels
+from edge.runtime.kernels.packed_file import PackedFile, PackedWriter, packed_file, packed_path
+
+PIECE = 8 << 20  # bytes of a file that a thread packs at a time
+THREADS = 4  # at most: a disk gives no more
+WAITING = 2  # pieces of each thread that are read before they are written
+LARGEST_HEAD = 1 << 12  # rows of a head at most
+
+Progress = Callable[[int, int], None]  # is told how many bytes of all are packed
+
+
+@dataclass(frozen=True)
+class GgufMatrix:
+    """A matrix of a GGUF file, or of `weights.bin` in the same form.
+
+    location: `weights.bin`, or the number of a file outside of the bundle. start, row: bytes before it and of a row.
+    heads: how many heads the rows are of, whose two halves lie in turns in the file; 0: rows are in their order.
+    """
+
+    location: str
+    start: int
+    row: int
+    type: int
+    inputs: int
+    columns: int
+    heads: int
+
+    @property
+    def layout(self) -> GgufLayout:
+        return GgufLayout(self.type, self.inputs, self.columns)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self.row * self.columns
+
+
+def packed_gguf(
+    bundle: Bundle, kernels: Kernels, wanted: Iterable[GgufMatrix], progress: Progress | None = None
+) -> PackedFile[GgufMatrix]:
+    """The packed matrices of a bundle. Where the cache lacks some that are wanted, all of these are packed.
+
+    Raises:
+        OSError: they can neither be read nor be written.
+        BundleError: a file outside of the bundle has changed, or a matrix has a scale that is no number.
+    """
+    matrices = list(dict.fromkeys(wanted))
+
+    def fits(found: PackedFile[GgufMatrix]) -> bool:
+        return all(
+            (place := found.place(each)) is not None and place.size == kernels.gguf_bytes(each.layout)
+            for each in matrices
+        )
+
+    def write(writer: PackedWriter) -> None:
+        bundle.check_external()
+        _write(writer, bundle, kernels, matrices, progress)
+        bundle.check_external()
+
+    made_of, path = " ".join(_identity(bundle)), gguf_path(bundle, kernels)
+    return packed_file(path, made_of, GgufMatrix, fits, write, again=False)
+
+
+def gguf_path(bundle: Bundle, kernels: Kernels) -> Path:
+    """Path of a bundle's packed matrices of GGUF files."""
+    return packed_path(["gguf", *_identity(bundle)], kernels.version)
+
+
+def _identity(bundle: Bundle) -> list[str]:
+    external = [f"{file.sha256}:{file.modified_ns}" for file in bundle.manifest.external]
+    if external:
+        return external
+    listed = [file.sha256 for file in bundle.manifest.files if file.path == WEIGHTS]
+    return listed or [sha256_of(bundle.path(WEIGHTS))]  # of a bundle that is being written
+
+
+class _Reader:
+    """The files that matrices lie in, opened once."""
+
+    def __init__(self, bundle: Bundle, stack: ExitStack) -> None:
+        self._bundle, self._stack, self._lock = bundle, stack, Lock()
+        self._files = dict[str, FileIO]()
+
+    def read(self, location: str, start: int, into: NDArray[np.uint8]) -> None:
+        """Fill an array. OSError where the file ends before."""
+        file = self._opened(location)
+        view, done = into.reshape(-1).data, 0
+        while done < len(view):
+            if hasattr(os, "preadv"):
+                size = os.preadv(file.fileno(), [view[done:]], start + done)
+            else:
+                with self._lock:
+                    file.seek(start + done)
+                    size = file.readinto(view[done:]) or 0
+            if not size:
+                raise OSError(0, f"{self._path(location)} ends before the weights that a graph looks for")
+            done += size
+
+    def _opened(self, location: str) -> FileIO:
+        with self._lock:
+            if location not in self._files:
+                self._files[location] = self._stack.enter_context(open_regular(self._path(location)))
+            return self._files[location]
+
+    def _path(self, location: str) -> Path:
+        external = self._bundle.external.get(location)
+        return self._bundle.path(location) if external is None else Path(external.path)
+
+
+def _write(
+    writer: PackedWriter, bundle: Bundle, kernels: Kernels, matrices: list[GgufMatrix], progress: Progress | None
+) -> None:
+    threads, total, done = min(os.cpu_count() or 1, THREADS), sum(matrix.size for matrix in matrices), 0
+    with ExitStack() as stack:
+        reader = _Reader(bundle, stack)
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        for matrix in matrices:
+            heads = list[NDArray[np.uint8]]()
+            with writer.matrix(matrix):
+                for weights, own in _in_turn(_pieces(pool, reader, kernels, matrix), threads * WAITING):
+                    writer.put(weights.data)
+                    heads.append(own)
+                for each in heads:
+                    writer.put(each.data)
+            done += matrix.size
+            if progress is not None:
+                progress(done, total)
+
+
+Packed = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
+
+def _in_turn(pieces: Iterator[Future[Packed]], ahead: int) -> Iterator[Packed]:
+    """The results of tasks in their order, of which so many are begun before they are taken."""
+    begun = deque[Future[Packed]]()
+    for piece in pieces:
+        begun.append(piece)
+        if len(begun) > ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
+
+
+def _pieces(
+    pool: ThreadPoolExecutor, reader: _Reader, kernels: Kernels, matrix: GgufMatrix
+) -> Iterator[Future[Packed]]:
+    panel = kernels.gguf_panel(matrix.layout)
+    assert panel is not None and panel.row == matrix.row
+    unit = panel.columns  # rows that are packed together, or a multiple of these
+    if matrix.heads:
+        head = matrix.columns // matrix.heads
+        if matrix.columns % matrix.heads or head % 2 or head % panel.columns or head > LARGEST_HEAD:
+            raise OSError(f"{matrix.columns} rows are not those of {matrix.heads} heads")
+        unit = head
+    rows = max(1, PIECE // (unit * matrix.row)) * unit
+
+    def pack(first: int) -> Packed:
+        count = min(rows, matrix.columns - first)
+        raw = np.empty((count, matrix.row), np.uint8)
+        reader.read(matrix.location, matrix.start + first * matrix.row, raw)
+        if matrix.heads:  # [heads, half, 2] to [heads, 2, half]
+            raw = np.ascontiguousarray(raw.reshape(-1, unit // 2, 2, matrix.row).swapaxes(1, 2)).reshape(count, -1)
+        panels = -(-count // panel.columns)
+        made = np.empty(panels * panel.weights, np.uint8), np.empty(panels * panel.heads, np.uint8)
+        if not kernels.pack_gguf(matrix.layout, raw, *made):
+            raise BundleError(
+                f"A weight matrix of {matrix.columns} rows at byte {matrix.start} of {matrix.location} has scales that "
+                "are no numbers, of which no answer can be computed; fetch the file again, or use another."
+            )
+        return made
+
+    return (pool.submit(pack, first) for first in range(0, matrix.columns, rows))

@@ -1,0 +1,181 @@
+"""A GGUF file's own blocks in graphs: the values of the file, whether they stay in it or are in the bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf_files import tiny_model, write_gguf
+
+import edge
+from edge.bundle import Bundle, open_bundle
+from edge.cli.main import main
+from edge.errors import BundleError, ExportError
+from edge.export.checkpoint import open_checkpoint
+from edge.export.reference.in_torch import TorchLogits, load_torch
+from edge.gguf_parts import GGUF
+from edge.golden import read_golden
+from edge.manifest import INT8
+from edge.runtime.check.golden import replay_golden
+from edge.runtime.check.perplexity import EngineLogits, compare
+from edge.runtime.kernels.library import find_kernels
+from edge.runtime.load import open_engine
+
+if find_kernels() is None:
+    pytest.skip("edge-lm-kernels do not run here", allow_module_level=True)
+
+SLIDING = {"sliding_window": 16, "query_pre_attn_scalar": 32, "head_dim": 32, "tie_word_embeddings": True}
+OF_32 = {"ffn_down.w": Type.Q4_1, "ffn_gate.w": Type.Q8_0, "ffn_up.w": Type.Q8_0, "attn_q.w": Type.Q4_0,
+         "attn_k.w": Type.Q5_0, "attn_v.w": Type.Q5_1, "attn_qkv.w": Type.Q4_0, "attn_output.w": Type.Q4_0,
+         "token_embd.w": Type.Q8_0, "output.w": Type.Q4_0}  # fmt: skip
+OF_256 = {"ffn_down.w": Type.Q3_K, "ffn_gate.w": Type.Q4_K, "ffn_up.w": Type.Q4_K, "attn_q.w": Type.Q5_K,
+          "attn_k.w": Type.Q4_K, "attn_v.w": Type.Q6_K, "attn_output.w": Type.Q2_K, "token_embd.w": Type.Q6_K,
+          "output.w": Type.Q4_K}  # fmt: skip
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
+    "llama": ("llama", {"attention_bias": True}, OF_32),
+    "qwen2": ("qwen2", {}, OF_32),
+    "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}, OF_32),
+    "olmo2": ("olmo2", {}, OF_32),
+    "granite": ("granite", {"attention_multiplier": 32**-0.5}, OF_32),
+    "phi3": ("phi3", {}, OF_32 | {"ffn_down.w": Type.Q8_0}),
+    "gemma3": ("gemma3_text", SLIDING, OF_32),
+    "wide llama": ("llama", WIDE, OF_256),
+    "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),
+    "some in floats": ("llama", {}, {"attn_k.w": Type.F16, "ffn_up.w": Type.Q8_0, "output.w": Type.Q8_0}),
+    "some unknown": ("llama", WIDE, OF_256 | {"attn_v.w": Type.IQ4_XS, "ffn_gate.w": Type.IQ4_XS}),
+}
+
+
+def export(source: Path, target: Path, **options: Any) -> Bundle:
+    return edge.export(source, target, weights=GGUF, effort="quick", max_context=64, **options)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file and its two bundles of each model."""
+    folder = tmp_path_factory.mktemp("own")
+    for name, (kind, settings, types) in MODELS.items():
+        path = write_gguf(folder / f"{name}.gguf", tiny_model(kind, **settings), types=types)
+        export(path, folder / f"{name}.edge")
+        export(path, folder / f"{name} in place.edge", in_place=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_answers_as_the_floats_of_the_file_do(made: Path, name: str) -> None:
+    bundle = open_bundle(made / f"{name}.edge")
+    assert bundle.manifest.weights == GGUF
+    engine = open_engine(bundle)
+    assert replay_golden(engine, read_golden(bundle)).ok
+    reference = TorchLogits(load_torch(open_checkpoint(str(made / f"{name}.gguf"))))
+    text = np.random.default_rng(0).integers(0, 250, 60)
+    found = compare(reference, EngineLogits(engine, 60), [text])
+    assert found.kl_mean < 2e-3, "activations alone are rounded"
+    assert found.reference == pytest.approx(found.candidate, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_where_the_weights_lie_makes_no_difference(made: Path, name: str) -> None:
+    inside, outside = open_bundle(made / f"{name}.edge"), open_bundle(made / f"{name} in place.edge")
+    file = made / f"{name}.gguf"
+    assert not inside.manifest.external
+    assert [each.path for each in outside.manifest.external] == [str(file)]
+    assert outside.size("weights.bin") < inside.size("weights.bin")
+    text = np.random.default_rng(1).integers(0, 250, 40)
+    for kv in ("float32", INT8):
+        rows = []
+        for bundle in (inside, outside):
+            engine = open_engine(bundle, kv=kv)
+            rows.append(engine.step(engine.new_cache(), text, np.arange(40)).copy())
+        assert np.array_equal(*rows)
+
+
+@pytest.mark.parametrize("name", ["llama", "wide llama in place"])
+def test_it_is_verified(made: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(made / f"{name}.edge")]) == 0
+    assert "kv8" in capsys.readouterr().out
+
+
+def test_rows_do_not_depend_on_steps(made: Path) -> None:
+    engine, text = open_engine(open_bundle(made / "wide llama.edge")), np.random.default_rng(2).integers(0, 250, 33)
+    whole = engine.step(engine.new_cache(), text, np.arange(33)).copy()
+    cache, start = engine.new_cache(), 0
+    for size in (1, 2, 3, 17, 10):
+        part = engine.step(cache, text[start : start + size], np.arange(size))
+        assert np.array_equal(part, whole[start : start + size])
+        start += size
+
+
+def test_layers_are_skipped_as_in_any_bundle(made: Path) -> None:
+    with edge.load(made / "wide llama.edge", skip="unified:0.5", skip_anyway=True) as model:
+        assert model.generate("hello world", edge.GenerateOptions(max_tokens=8), raw=True).generated_tokens > 0
+
+
+def test_where_kernels_are_absent_it_says_what_to_do(made: Path, onnxruntimes_kernels: None) -> None:
+    with pytest.raises(BundleError, match=r"pip install edge-lm-kernels.*--weights keep"):
+        open_engine(open_bundle(made / "llama.edge"))
+
+
+def test_no_other_checkpoint_has_such_weights(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="--weights gguf is for GGUF files"):
+        export(tiny_checkpoint, tmp_path / "x.edge")
+    floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"))
+    with pytest.raises(ExportError, match=r"no weights that --weights gguf could keep \(F32\)"):
+        export(floats, tmp_path / "x.edge")
+    assert not (tmp_path / "x.edge").exists()
+
+
+@pytest.fixture
+def outside(made: Path, tmp_path: Path) -> Bundle:
+    """A bundle of its own file."""
+    shutil.copy(made / "qwen2.gguf", tmp_path / "m.gguf")
+    return export(tmp_path / "m.gguf", tmp_path / "m.edge", in_place=True)
+
+
+def test_a_file_that_was_touched_is_the_same(outside: Bundle) -> None:
+    os.utime(outside.manifest.external[0].path, ns=(1, 1))
+    open_engine(outside)
+
+
+@pytest.mark.parametrize("change", ["gone", "a folder", "longer", "another beginning", "another end"])
+def test_a_file_that_changed_is_named(outside: Bundle, change: str) -> None:
+    path = Path(outside.manifest.external[0].path)
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if change == "a folder":
+        path.mkdir()
+    elif change != "gone":
+        content[-1 if change == "another end" else 100] ^= 1
+        path.write_bytes(content + b"!" * (change == "longer"))
+    for use in (open_engine, Bundle.check_files, Bundle.check_files_once):
+        with pytest.raises(BundleError, match=r"m\.gguf.*edge run, which makes it again"):
+            use(outside)
+
+
+def test_scales_that_are_no_numbers_are_refused(made: Path, tmp_path: Path) -> None:
+    path, header = tmp_path / "m.gguf", open_checkpoint(str(made / "wide llama.gguf"))
+    place = header.own("model.layers.1.mlp.up_proj.weight", in_place=True)
+    assert place is not None and place.place is not None
+    content = bytearray((made / "wide llama.gguf").read_bytes())
+    content[place.place[1] : place.place[1] + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(content)
+    for in_place in (False, True):
+        with pytest.raises((BundleError, ExportError), match="no numbers"):
+            export(path, tmp_path / "m.edge", in_place=in_place)
+    assert not (tmp_path / "m.edge").exists()
+
+
+def test_a_manifest_that_names_odd_files_is_refused(outside: Bundle) -> None:
+    file = outside.manifest.external[0]
+    for odd in ({"path": ""}, {"path": "a\0b"}, {"size": -1}, {"sha256": "x"}):
+        wrong = dataclasses.replace(outside.manifest, external=[dataclasses.replace(file, **odd)])
+        (outside.root / "edge.json").write_text(wrong.to_json())
+        with pytest.raises(BundleError, match="external"):
+            open_bundle(outside.root)
