@@ -1,20 +1,25 @@
 """Files outside of a bundle whose weights it reads where they are: GGUF files that `edge run` was given.
 
-A file is known by its size and a sha256 of its beginning, which has all that a graph was made by, and of samples of the
-rest. It may be moved in time (`touch`, a copy): where its time is another one its content is looked at again.
+A file is known by its size and a sha256 of its beginning, which has all that graphs and tokenizers are made of, and of
+samples of the rest. What was packed of its weights is known by the system's times and number of the file, too.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from edge.errors import BundleError
-from edge.regular_file import open_regular
+from edge.regular_file import open_regular, status_of
 
 BEGINNING = 8 << 20  # bytes that are hashed as a whole: the header with its vocabulary, and the first weights
+LONGEST_PATH = 1000  # bytes
+MOST_BYTES = 1 << 50
 SAMPLES, SAMPLE = 256, 1 << 12  # pieces of the rest, at equal distances, and their bytes
 AGAIN = "name the .gguf file to edge run, which makes it again"
 
@@ -33,36 +38,80 @@ class ExternalFile:
 
 
 def described(path: Path) -> ExternalFile:
-    """Describe a file as it is now. OSError where it cannot be read."""
+    """Describe a file as it is now. OSError where it cannot be read, or has a name that no manifest can have."""
+    name = str(path.absolute())
+    try:
+        fits = len(name.encode()) <= LONGEST_PATH
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise OSError(errno.EINVAL, "its path is not UTF-8, or has more than 1,000 bytes", name)
     with open_regular(path) as file:
         found = os.fstat(file.fileno())
-        return ExternalFile(str(path.absolute()), found.st_size, found.st_mtime_ns, _sha256(file, found.st_size))
+        return ExternalFile(name, found.st_size, found.st_mtime_ns, _sha256(file, found.st_size))
 
 
 def check(file: ExternalFile) -> None:
-    """Raise BundleError if a file is not there, or has another content than when the bundle was made of it."""
-    path = Path(file.path)
+    """Raise BundleError if a file is not there, or is another one, by its size, beginning and samples. These are read
+    again where its time is another one."""
     try:
-        with open_regular(path) as opened:
+        with open_regular(Path(file.path)) as opened:
             found = os.fstat(opened.fileno())
             same = found.st_size == file.size
             if same and found.st_mtime_ns != file.modified_ns:
                 same = _sha256(opened, found.st_size) == file.sha256
     except OSError as e:
-        raise BundleError(f"{path}, whose weights a bundle reads, cannot be read ({e.strerror}); {AGAIN}.") from None
+        raise _unreadable(file, e) from None
     if not same:
-        raise BundleError(f"{path}, whose weights a bundle reads, has changed since it was made; {AGAIN}.")
+        raise changed(file)
+
+
+def _unreadable(file: ExternalFile, error: OSError) -> BundleError:
+    return BundleError(f"{file.path!r}, whose weights a bundle reads, cannot be read ({error.strerror}); {AGAIN}.")
+
+
+def changed(file: ExternalFile) -> BundleError:
+    """The error where a file is another one."""
+    return BundleError(f"{file.path!r}, whose weights a bundle reads, has changed since it was made; {AGAIN}.")
+
+
+def stamp(file: ExternalFile) -> str:
+    """Identity of a file's content as it is now, as far as the system knows it without reading; BundleError where it
+    is not there."""
+    try:
+        found = status_of(Path(file.path))
+    except OSError as e:
+        raise _unreadable(file, e) from None
+    return f"{file.sha256} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+
+
+def faults(file: ExternalFile) -> Iterator[str]:
+    """Yield what no export writes of a file, in phrases. A manifest may come from a stranger: it cannot name devices,
+    nor other machines."""
+    absolute = PurePosixPath(file.path).is_absolute() or PureWindowsPath(file.path).is_absolute()
+    remote = file.path.startswith(("//", "\\\\"))
+    odd = not file.path.isprintable() or len(file.path.encode("utf-8", "replace")) > LONGEST_PATH
+    if not absolute or remote or odd or not file.path.endswith(".gguf"):
+        yield f"path is {file.path[:60]!r}"
+    if not 0 < file.size <= MOST_BYTES:
+        yield f"size is {file.size}"
+    if not re.fullmatch("[0-9a-f]{64}", file.sha256):
+        yield f"sha256 is {file.sha256[:80]!r}"
 
 
 def _sha256(file: FileIO, size: int) -> str:
     import hashlib  # brings OpenSSL, as in `edge.bundle`
 
     digest = hashlib.sha256(str(size).encode())
-    file.seek(0)
-    digest.update(file.read(BEGINNING))
-    for i in range(1, SAMPLES + 1):
-        place = i * (size - SAMPLE) // SAMPLES
-        if place >= BEGINNING:
-            file.seek(place)
-            digest.update(file.read(SAMPLE))
+
+    def take(start: int, count: int) -> None:
+        file.seek(start)
+        while count and (part := file.read(count)):
+            digest.update(part)
+            count -= len(part)
+
+    take(0, BEGINNING)
+    rest = size - BEGINNING
+    for i in range(SAMPLES if rest > 0 else 0):
+        take(BEGINNING + i * max(0, rest - SAMPLE) // (SAMPLES - 1), SAMPLE)
     return digest.hexdigest()

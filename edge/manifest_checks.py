@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
+
+from edge.external_file import faults as external_faults
 
 if TYPE_CHECKING:
     from edge.manifest import File, KVLayout, Manifest, TensorGroup
@@ -75,11 +76,7 @@ def faults(manifest: Manifest) -> Iterator[str]:
     if manifest.files:
         yield from _file_faults(manifest.files)
     for i, file in enumerate(manifest.external):
-        if not file.path or len(os.fsencode(file.path)) > LONGEST_PATH or "\0" in file.path:
-            yield f"external[{i}].path is {file.path[:60]!r}"
-        yield from _outside(f"external[{i}].size", file.size, 1, MOST_BYTES)
-        if not re.fullmatch("[0-9a-f]{64}", file.sha256):
-            yield f"external[{i}].sha256 is {file.sha256[:80]!r}"
+        yield from (f"external[{i}].{fault}" for fault in external_faults(file))
     if len(manifest.external) > MOST_FILES:
         yield f"external has {len(manifest.external)} files"
 

@@ -104,8 +104,8 @@ def of_path(path: Path) -> list[Bundle]:
     from edge.cli.run.contents import contents_of
     from edge.cli.run.made import kept, reads_in_place, target_of
 
-    target = target_of(path, contents_of(path, sampled=reads_in_place()))
-    return [bundle for bundle in kept() if bundle.root == target]
+    targets = [target_of(path, contents_of(path, sampled=sampled)) for sampled in {False, reads_in_place()}]
+    return [bundle for bundle in kept() if bundle.root in targets]
 
 
 def _in_cache(named: object, paths: list[Path]) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,12 +50,13 @@ class GGUFCheckpoint:
     """
 
     path: Path | None = None
-    notes = ()
+    notes: Sequence[str] = ()
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self.header = open_gguf(path)
         _, family, self._gguf = gguf_config.family_of(self.header)
         self._norm_offset = 0.0 if family.norms is None else family.norms.offset
+        self.notes = gguf_tokenizer.guesses(self.header)
         self.name = name or name_of(path)
         self.kind = kind
         self.licence = licence or self.header.value("general.license", str)

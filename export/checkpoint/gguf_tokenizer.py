@@ -6,13 +6,13 @@ are built here from the parts of `tokenizers`. Special tokens are added tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edge.errors import CheckpointError, on_one_line
+from edge.export.checkpoint.gguf_splits import GPT2, SPLITS, UNSAID, Split, guessed
 from edge.export.checkpoint.vocabulary_sizes import check_character_map, check_lengths
 from edge.export.facts.checkpoint import TokenizerFiles
 from edge.export.facts.gguf_header import GGUFHeader
@@ -22,13 +22,6 @@ T = TypeVar("T", int, float, str, bool)
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "\u2581"  # SentencePiece's mark for a space
-
-# Llama 3's and Qwen 2's splitting rules, as their own tokenizer.json files state them.
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 # Tokens that end an answer under whatever template the model was trained with; a file names only one of them.
 _END_OF_ANSWER = {
@@ -122,8 +115,8 @@ def _special(vocabulary: _Vocabulary, kind: str) -> Tokens:
         for i, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if token in _END_OF_ANSWER and type_ in (_CONTROL, _USER_DEFINED)
     ]
-    # Files that do not say: llama.cpp adds it for SentencePiece vocabularies and Llama 3's.
-    default = kind == "llama" or vocabulary.field("pre", str) in ("llama3", "llama-v3", "llama-bpe")
+    # Files that do not say: llama.cpp adds it for SentencePiece vocabularies and some byte-level ones.
+    default = kind == "llama" or (kind == "gpt2" and _rule(vocabulary).begins)
     stated = vocabulary.field("add_bos_token", bool)
     return Tokens(
         bos=bos,
@@ -133,60 +126,48 @@ def _special(vocabulary: _Vocabulary, kind: str) -> Tokens:
     )
 
 
-def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+def _rule(vocabulary: _Vocabulary) -> Split:
+    """How a byte-level vocabulary splits text."""
+    header = vocabulary.header
+    name = vocabulary.field("pre", str)
+    if name in UNSAID:
+        architecture = header.value("general.architecture", str)
+        name = guessed(architecture, len(vocabulary.tokens))
+    if name is None:
+        return GPT2  # `guesses` says so
+    if name not in SPLITS:
+        raise CheckpointError(
+            f"{header.path} splits text by the rule {name[:60]!r}, which is not known here; known are: "
+            f"{', '.join(sorted(SPLITS))}."
+        )
+    return SPLITS[name]
 
 
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-# tokenizer.ggml.pre -> how text is split before merging
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "default": _gpt2,
-    "gpt-2": _gpt2,
-    "smollm": _single_digits,
-    "starcoder": _single_digits,
-    "refact": _single_digits,
-    "llama3": _split(_LLAMA3),
-    "llama-v3": _split(_LLAMA3),
-    "llama-bpe": _split(_LLAMA3),
-    "smaug-bpe": _split(_LLAMA3),
-    "dbrx": _split(_LLAMA3),
-    "qwen2": _split(_QWEN2),
-    "deepseek-r1-qwen": _split(_QWEN2),
-}
+def guesses(header: GGUFHeader) -> list[str]:
+    """What a person should know of a tokenizer whose file does not say how text is split, in sentences."""
+    kind, named = (header.value(f"tokenizer.ggml.{key}", str) for key in ("model", "pre"))
+    if kind != "gpt2" or named not in UNSAID:
+        return []
+    count = len(header.values("tokenizer.ggml.tokens", str))
+    name = guessed(header.value("general.architecture", str), count)
+    how = "as GPT-2 does; its answers may be worse than the model's" if name is None else f"by the rule {name}"
+    return [f"The file does not say how it splits text (tokenizer.ggml.pre), so it is split {how}."]
 
 
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     """Byte-level BPE: GPT-2, SmolLM, Llama 3, Qwen."""
-    pre = vocabulary.field("pre", str) or "default"
-    if pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise CheckpointError(
-            f"{vocabulary.header.path} splits text by the rule {pre!r}, which is not known here; known are: {known}."
-        )
+    rule = _rule(vocabulary)
     pairs = (merge.partition(" ") for merge in vocabulary.fields("merges", str))
     merges = [(left, right) for left, _, right in pairs]
     bpe = models.BPE(
         vocab=vocabulary.ids,
         merges=merges,
-        # Llama 3 takes a whole piece that is in the vocabulary as it is, whether or not merges lead there.
-        ignore_merges=pre in ("llama3", "llama-v3", "llama-bpe"),
+        ignore_merges=rule.whole,
     )
     tokenizer = Tokenizer(bpe)
-    if pre in ("qwen2", "deepseek-r1-qwen"):
+    if rule.composed:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

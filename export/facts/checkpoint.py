@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,7 @@ class TokenizerFiles:
     json: str
     chat_template: str | None
     tokens: Tokens
-    made: Tokenizer | None = None  # what `json` is the text of, where it was made of parts
+    made: Tokenizer | None = field(default=None, compare=False, repr=False)  # that `json` is the text of, if at hand
 
     @cached_property
     def parsed(self) -> Tokenizer:

@@ -92,7 +92,7 @@ class GgufTensor:
     @property
     def block_size(self) -> int:
         """Weights of a block."""
-        return 256 if self.method.endswith("_K") else 32
+        return 256 if self.method.endswith(LARGE_BLOCKS) else 32
 
 
 Weight = QTensor | RowsTensor | FloatTensor | GgufTensor
@@ -168,7 +168,11 @@ class LazyWeights(Mapping[str, Weight]):
 
 FLOATS = {"F32", "F16", "BF16"}  # of stored types
 # Types of GGUF files whose blocks our kernels compute with, and bits of a weight.
-OWN = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+OWN = {
+    **{"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6},
+    **{"IQ4_NL": 4, "IQ4_XS": 4, "TQ1_0": 2, "TQ2_0": 2},
+}
+LARGE_BLOCKS = ("_K", "_XS", "TQ1_0", "TQ2_0")  # ends of the names of those whose blocks have 256 weights
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,29 +75,30 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
         checkpoint, graph, name, "decoder", weights, context, external=external, chat_template=template
     )
     packing = Packing(writer, common) if plan.keeps_own else None
-    kv8 = None if survey is None else write_kv8(writer, survey.largest)
-    say_what_changed(checkpoint, recording, say)
-    del quantized, recording, eights, survey, given
-    writer.write_file(TOKENIZER, compact(tokenizer))
-    writer.flush()
-    release_freed()
-    special = special_tokens(checkpoint.tokenizer)
-    marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
-    plain = None if template is None else chat_format(template, special, marks)
-    settings = chat_settings(checkpoint, say)
-    for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
-        if sentence is not None:
-            say(sentence)
-    manifest = dataclasses.replace(common, chat_format=plain, generation=settings, thinking=marks)
-    prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
-    bundle = Bundle(writer.staging, manifest)
-    text = Text(bundle)
-    staged = StagedDecoder(
-        _with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8
-    )
-    if packing is not None:
-        packing.wait(options.report)
-    return staged
+    with packing or nullcontext():
+        kv8 = None if survey is None else write_kv8(writer, survey.largest)
+        say_what_changed(checkpoint, recording, say)
+        del quantized, recording, eights, survey, given
+        writer.write_file(TOKENIZER, compact(tokenizer))
+        writer.flush()
+        release_freed()
+        special = special_tokens(checkpoint.tokenizer)
+        marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
+        plain = None if template is None else chat_format(template, special, marks)
+        settings = chat_settings(checkpoint, say)
+        for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
+            if sentence is not None:
+                say(sentence)
+        manifest = dataclasses.replace(common, chat_format=plain, generation=settings, thinking=marks)
+        prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
+        bundle = Bundle(writer.staging, manifest)
+        text = Text(bundle)
+        staged = StagedDecoder(
+            _with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8
+        )
+        if packing is not None:
+            packing.wait(options.report)
+        return staged
 
 
 def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:

@@ -108,7 +108,8 @@ def finish_decoder(
     manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
     quick = options.effort == "quick"
     if manifest.weights == GGUF:
-        Packing(writer, manifest).wait(options.report)
+        with Packing(writer, manifest) as packing:
+            packing.wait(options.report)
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         options.report(0, 0, "checking against the model in float32")

@@ -12,7 +12,7 @@ from edge.runtime.background import Background
 from edge.runtime.engine.variant import DECODER
 from edge.runtime.kernels.gguf import refuse_without_kernels
 from edge.runtime.kernels.graph import pack_ahead
-from edge.runtime.kernels.library import find_kernels
+from edge.runtime.kernels.library import computes_gguf, find_kernels
 
 if TYPE_CHECKING:
     from edge.export.facts.progress import Progress
@@ -25,7 +25,7 @@ SWITCH_S = 5e-4
 
 
 class Packing:
-    """Packs the matrices that a written decoder's graph reads, in a thread of its own.
+    """Packs the matrices that a written decoder's graph reads, in a thread of its own, which ends with the context.
 
     Raises:
         BundleError: our kernels, which alone run such graphs, do not run here.
@@ -33,11 +33,11 @@ class Packing:
 
     def __init__(self, writer: BundleWriter, manifest: Manifest) -> None:
         kernels = find_kernels()
-        if kernels is None:
+        if kernels is None or not computes_gguf(kernels):
             raise refuse_without_kernels(manifest.name)
         bundle = Bundle(writer.staging, manifest)
         path, self._name = bundle.path(manifest.graph(DECODER).path), manifest.name
-        self._done, self._total, self._ended = 0, 0, threading.Event()
+        self._done, self._total, self._stopped, self._ended = 0, 0, False, threading.Event()
 
         def work() -> None:
             before = sys.getswitchinterval()
@@ -50,8 +50,17 @@ class Packing:
 
         self._work = Background(work)
 
+    def __enter__(self) -> Packing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._ended.wait()
+
     def _note(self, done: int, total: int) -> None:
         self._done, self._total = done, total
+        if self._stopped:
+            raise OSError("it was stopped")
 
     def wait(self, progress: Progress) -> None:
         """Wait for the end, and report how far it is.

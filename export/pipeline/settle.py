@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge.errors import InputError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.pipeline.routers import Routers, read_routers
 from edge.export.quantize import METHODS
@@ -48,6 +49,8 @@ def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], 
         anew=request.anew,
         in_place=request.in_place,
     )
+    if request.in_place and not checkpoint.files:
+        raise InputError(f"Weights stay in their file with GGUF files alone, and {checkpoint.name} is none.")
     target = None
     if request.target is not None:
         from edge.export.targets.kind import Wanted, check_wanted

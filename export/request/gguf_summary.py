@@ -14,7 +14,7 @@ from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
 from edge.export.facts.gguf_header import TensorInfo, open_gguf
 from edge.export.facts.tensors import OWN
 from edge.export.quantize.rtn import INT8_BLOCK
-from edge.runtime.kernels.library import find_kernels
+from edge.runtime.kernels.library import computes_gguf, find_kernels
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 4}  # of a weight in a bundle, of types that stay floats
 SCALE = 4  # bytes
@@ -115,7 +115,7 @@ def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
 
 
 def _stored(name: str) -> str:
-    if name in OWN and find_kernels() is not None:
+    if name in OWN and computes_gguf(find_kernels()):
         return f"as it is, {OWN[name]} bits"
     if name in FORMS:
         return f"as it is, {FORMS[name].bits} bits"
@@ -125,7 +125,7 @@ def _stored(name: str) -> str:
 def _stored_bytes(info: TensorInfo) -> int:
     """Bytes of a tensor as a run reads it."""
     weights, name = math.prod(info.shape), info.type.name
-    if name in OWN and len(info.shape) == 2 and find_kernels() is not None:
+    if name in OWN and len(info.shape) == 2 and computes_gguf(find_kernels()):
         return info.size
     if name in FLOAT_BYTES:
         return weights * FLOAT_BYTES[name]

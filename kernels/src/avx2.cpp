@@ -84,7 +84,7 @@ struct Avx2 : Avx256 {
   static void Gguf(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
                    Dots (*dots)[kVectors][T::kHalves]) {
     // Of so many quads the sums of pairs stay within 16 bits: each is at most 2 * (2 ** bits - 1) * 127.
-    constexpr int together = T::kBits == 8 ? 1 : T::kBits == 6 ? 2 : T::kBits == 5 ? 4 : 8 / T::kHalves;
+    constexpr int together = T::kRange == 8 ? 1 : T::kRange == 6 ? 2 : T::kRange == 5 ? 4 : 8 / T::kHalves;
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v++) {
       FetchStep<T::kBits>(packed[v] + at);
@@ -94,14 +94,14 @@ struct Avx2 : Avx256 {
 #pragma GCC unroll 8
         for (int j = i; j < i + together; j++) {
           __m256i part = T::template Quad<Avx256>(packed[v] + at, j), size = part;
-          if (T::kBits == 8) {
+          if (T::kRange == 8) {
             part = _mm256_xor_si256(part, _mm256_set1_epi8(-128));
             size = _mm256_abs_epi8(part);
           }
 #pragma GCC unroll 4
           for (int m = 0; m < kRows; m++) {
             __m256i four = Four(values + static_cast<size_t>(m) * stride + 4 * j);
-            if (T::kBits == 8) four = _mm256_sign_epi8(four, part);
+            if (T::kRange == 8) four = _mm256_sign_epi8(four, part);
             const __m256i made = _mm256_maddubs_epi16(size, four);
             sums[m] = j == i ? made : _mm256_add_epi16(sums[m], made);
           }

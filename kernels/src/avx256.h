@@ -167,6 +167,10 @@ struct Avx256 : Plain {
     return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)));
   }
   static Chunk Either(Chunk a, Chunk b) { return _mm256_or_si256(a, b); }
+  static Chunk Lookup(Chunk places) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kTable));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), places);
+  }
   static Dots LoadSigned(const uint8_t* from) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }

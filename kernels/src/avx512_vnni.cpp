@@ -130,6 +130,10 @@ struct Avx512Vnni : Plain, QueryInBytes {
     return _mm512_and_si512(there, _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)));
   }
   static Chunk Either(Chunk a, Chunk b) { return _mm512_or_si512(a, b); }
+  static Chunk Lookup(Chunk places) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kTable));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), places);
+  }
   static Dots LoadSigned(const uint8_t* from) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }

@@ -14,6 +14,9 @@ constexpr GgufType kTypes[] = {
     {8, 32, 34, 8, 32, false, false, 128},   {10, 256, 84, 2, 16, true, true, 0},
     {11, 256, 110, 3, 16, true, false, 4},   {12, 256, 144, 4, 32, true, true, 0},
     {13, 256, 176, 5, 32, true, true, 0},    {14, 256, 210, 6, 16, true, false, 32},
+    {20, 32, 18, 4, 32, false, false, 128, true},  // IQ4_NL
+    {23, 256, 136, 4, 32, true, false, 128, true},  // IQ4_XS
+    {34, 256, 54, 2, 32, false, false, 1},   {35, 256, 66, 2, 32, false, false, 1},  // TQ1_0, TQ2_0
 };
 
 uint16_t Half(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
@@ -99,6 +102,34 @@ void ReadQ6K(const uint8_t* from, GgufBlock& b) {
   b.d = Half(from + 208);
 }
 
+void ReadIq4Xs(const uint8_t* from, GgufBlock& b) {
+  const int upper = Half(from + 2);
+  b.d = Half(from);
+  for (int i = 0; i < 8; i++) {
+    b.scales[i] = static_cast<int8_t>(((from[4 + i / 2] >> (i % 2 * 4) & 15) | (upper >> (2 * i) & 3) << 4) - 32);
+    ReadHalves(from + 8 + 16 * i, b.q + 32 * i);
+  }
+}
+
+// Of each of some bytes the integers from 0 to 2 that its digits to the base of 3 are, in turns.
+void ReadTernary(const uint8_t* from, int count, int digits, uint8_t* q) {
+  constexpr int kPowers[] = {1, 3, 9, 27, 81};
+  for (int n = 0; n < digits; n++)
+    for (int i = 0; i < count; i++) *q++ = static_cast<uint8_t>((from[i] * kPowers[n] & 255) * 3 >> 8);
+}
+
+void ReadTq1(const uint8_t* from, GgufBlock& b) {
+  ReadTernary(from, 32, 5, b.q);
+  ReadTernary(from + 32, 16, 5, b.q + 160);
+  ReadTernary(from + 48, 4, 4, b.q + 240);
+  b.d = Half(from + 52);
+}
+
+void ReadTq2(const uint8_t* from, GgufBlock& b) {
+  for (int i = 0; i < kSuper; i += 32) Shifted(from + i / 128 * 32, i % 128 / 32 * 2, 3, b.q + i);
+  b.d = Half(from + 64);
+}
+
 bool IsFinite(uint16_t half) { return (half >> 10 & 31) != 31; }
 
 // `width` bits of each of a column's 32 inputs, those from `bit` on. An integer has four of them, and shifts these at
@@ -145,11 +176,12 @@ void AddPlane(const uint8_t* from, int bit, int width, uint8_t* q) {
 
 // Floats of a block.
 void Dequantize(const GgufType& type, const GgufBlock& b, float* out) {
-  const float d = FromHalf(b.d), dmin = FromHalf(b.dmin);
-  for (int i = 0; i < type.block; i++) {
-    const int g = i / type.group;
-    const float scale = type.scaled ? d * b.scales[g] : d, least = type.scaled ? dmin * b.minima[g] : dmin;
-    out[i] = scale * static_cast<float>(b.q[i] - type.zero) - (type.minimum ? least : 0.0f);
+  const float d = FromHalf(b.d), dmin = type.minimum ? FromHalf(b.dmin) : 0.0f;
+  for (int g = 0; g < type.groups(); g++) {
+    const float scale = type.scaled ? d * b.scales[g] : d;
+    const float least = type.minimum && type.scaled ? dmin * b.minima[g] : dmin;
+    for (int i = g * type.group; i < (g + 1) * type.group; i++)
+      out[i] = scale * static_cast<float>((type.table ? kTable[b.q[i] & 15] : b.q[i]) - type.zero) - least;
   }
 }
 
@@ -175,6 +207,16 @@ void ReadBlock(const GgufType& type, const uint8_t* from, GgufBlock& b) {
       if (upper) AddFifth(from + head, b.q);
       break;
     }
+    case 20:
+      b.d = Half(from);
+      ReadHalves(from + 2, b.q);
+      break;
+    case 23:
+      return ReadIq4Xs(from, b);
+    case 34:
+      return ReadTq1(from, b);
+    case 35:
+      return ReadTq2(from, b);
     case 8:
       b.d = Half(from);
       for (int i = 0; i < 32; i++) b.q[i] = from[2 + i] ^ 128;

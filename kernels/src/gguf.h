@@ -5,7 +5,8 @@
 //
 //     weight = d * scale[group] * (q - zero) - dmin * minimum[group]
 //
-// Types of 32 weights have no integers of groups: there it is d * (q - zero) - dmin.
+// Types of 32 weights, and ternary ones, have no integers of groups: there it is d * (q - zero) - dmin. Of types with a
+// table q is what stands there in the integer's place.
 #pragma once
 
 #include "lanes.h"
@@ -14,6 +15,8 @@ namespace edge {
 
 constexpr int kSuper = 256;     // weights of the largest block
 constexpr int kGgufTypes = 64;  // all types have smaller numbers
+// The values of IQ4_NL and IQ4_XS, each 128 more.
+constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 struct GgufType {
   int id;          // as files number them
@@ -24,6 +27,7 @@ struct GgufType {
   bool scaled;     // whether groups have scales
   bool minimum;    // whether something is taken off
   int zero;        // what is taken off each integer
+  bool table = false;  // whether an integer is a place in kTable
 
   int lower() const { return bits == 3 ? 2 : bits == 5 || bits == 6 ? 4 : bits; }  // bits of the first plane
 

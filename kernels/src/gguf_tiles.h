@@ -1,7 +1,7 @@
 // A tile of rows and panels of a GGUF file's integers, whatever the vectors are. Besides what tiles.h asks of V:
 //
 //     Chunk, a vector of bytes, and LoadChunk(from): one of them; Take<kBits, kTo>(chunk, from): of each byte the kBits
-//     from `from` on, at kTo; Either(a, b); LoadSigned(from): ints of as many signed bytes as there are columns; and
+//     from `from` on, at kTo; Either(a, b); Lookup(places), the bytes of kTable there; LoadSigned(from): ints of as many signed bytes as there are columns; and
 //     Gguf<T, kRows, kVectors>(packed, at, values, stride, dots): products of 32 inputs.
 //
 // An element of the result is, with the groups g of its inputs in order,
@@ -17,10 +17,11 @@ namespace edge {
 namespace {
 
 // Facts of a type that loops are compiled for.
-template <int kTheBits, int kTheBlock, int kTheGroup, bool kIsScaled, bool kHasMinimum, int kTheZero>
+template <int kTheBits, int kTheBlock, int kTheGroup, bool kIsScaled, bool kHasMinimum, int kTheZero, bool kHasTable = false>
 struct GgufForm {
   static constexpr int kBits = kTheBits, kBlock = kTheBlock, kGroup = kTheGroup, kZero = kTheZero;
   static constexpr bool kScaled = kIsScaled, kMinimum = kHasMinimum;
+  static constexpr int kRange = kHasTable ? 8 : kBits;  // bits of what products see
   static constexpr int kHalves = 32 / kGroup, kGroups = kBlock / kGroup, kSteps = kBlock / 32;
   static constexpr int kLower = kBits == 3 ? 2 : kBits == 5 || kBits == 6 ? 4 : kBits;  // bits of the first plane
 
@@ -29,7 +30,9 @@ struct GgufForm {
   static typename V::Chunk Quad(const uint8_t* step, int i) {
     constexpr int lower = 8 / kLower, upper_bits = kBits - kLower;
     const auto low = V::template Take<kLower, 0>(V::LoadChunk(step + i / lower * 64), i % lower * kLower);
-    if constexpr (upper_bits == 0) {
+    if constexpr (kHasTable) {
+      return V::Lookup(low);
+    } else if constexpr (upper_bits == 0) {
       return low;
     } else {
       constexpr int upper = 8 / upper_bits;
@@ -41,7 +44,7 @@ struct GgufForm {
 
 template <class V, class T, int kRows, int kVectors>
 inline void GgufTile(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int row) {
-  constexpr int zero = T::kZero - V::template kOffset<T::kBits>, floats = T::kMinimum ? 2 * kPanel : kPanel;
+  constexpr int zero = T::kZero - V::template kOffset<T::kRange>, floats = T::kMinimum ? 2 * kPanel : kPanel;
   const int steps = w.inputs / 32;
   typename V::Floats acc[kRows][kVectors];
   for (auto& of_row : acc)
@@ -126,6 +129,10 @@ inline void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out,
     case 12: return walk(GgufForm<4, 256, 32, true, true, 0>());
     case 13: return walk(GgufForm<5, 256, 32, true, true, 0>());
     case 14: return walk(GgufForm<6, 256, 16, true, false, 32>());
+    case 20: return walk(GgufForm<4, 32, 32, false, false, 128, true>());
+    case 23: return walk(GgufForm<4, 256, 32, true, false, 128, true>());
+    case 34:
+    case 35: return walk(GgufForm<2, 256, 32, false, false, 1>());
   }
 }
 

@@ -125,6 +125,7 @@ struct Neon : Plain, QueryInBytes {
                     vdupq_n_u8(static_cast<uint8_t>(((1 << kBits) - 1) << kTo)));
   }
   static Chunk Either(Chunk a, Chunk b) { return vorrq_u8(a, b); }
+  static Chunk Lookup(Chunk places) { return vqtbl1q_u8(vld1q_u8(kTable), places); }
   static Dots LoadSigned(const uint8_t* from) {
     return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(vcreate_u8(FourBytes(from))))));
   }
@@ -136,7 +137,7 @@ struct Neon : Plain, QueryInBytes {
       int8x16_t part[kVectors];
       for (int v = 0; v < kVectors; v++) {
         const Chunk quad = T::template Quad<Neon>(packed[v] + at, i);
-        part[v] = vreinterpretq_s8_u8(T::kBits == 8 ? veorq_u8(quad, vdupq_n_u8(128)) : quad);
+        part[v] = vreinterpretq_s8_u8(T::kRange == 8 ? veorq_u8(quad, vdupq_n_u8(128)) : quad);
       }
       for (int m = 0; m < kRows; m++) {
         const int8x16_t four = Four(values + static_cast<size_t>(m) * stride + 4 * i);

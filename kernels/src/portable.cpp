@@ -188,6 +188,7 @@ void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int fi
             const int k = g * t.group % 32 + i;
             int q = plane(from, lower, c, k);
             if (lower < t.bits) q |= plane(from + 64 * lower, t.bits - lower, c, k) << lower;
+            if (t.table) q = kTable[q];
             const int value = rows.values[static_cast<size_t>(m) * w.inputs + step * 32 + k];
             dot += q * value;
             sum += value;

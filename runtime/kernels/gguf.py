@@ -17,7 +17,7 @@ from typing import Any
 
 from edge.errors import BundleError
 from edge.runtime.kernels.library import DOMAIN, GGUF_DOMAIN, Kernels
-from edge.runtime.kernels.nodes import PARTS, PRODUCT
+from edge.runtime.kernels.nodes import LANES, PARTS, PRODUCT
 from edge.runtime.kernels.packed_gguf import GgufMatrix
 from edge.runtime.kernels.wires import INT, graphs, numbers, set_inputs
 
@@ -103,6 +103,9 @@ def _matrices(node: Any, stored: Mapping[str, Any]) -> list[GgufMatrix]:
         if rest or not 0 <= heads <= n:
             raise _strange(node)
         found.append(GgufMatrix(where["location"], int(where["offset"]), row, kind, k, n, heads))
+    counts = [matrix.columns for matrix in found]
+    if any(count % LANES for count in counts[:-1]) or given.get("N") != sum(counts):
+        raise _strange(node)
     return found
 
 

@@ -20,7 +20,7 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import KV8, KVLayer, Segment
 from edge.runtime.kernels.chains import are_one, take_chains
-from edge.runtime.kernels.gguf import check_supported, find_gguf, make_ours, take_gguf
+from edge.runtime.kernels.gguf import check_supported, find_gguf, make_ours, refuse_without_kernels, take_gguf
 from edge.runtime.kernels.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
 from edge.runtime.kernels.largest import take_largest
 from edge.runtime.kernels.library import (
@@ -68,6 +68,7 @@ class KernelGraph:
 
     independent: whether a row of its results has the same bits whatever rows are next to it in a step. inside: the
     names of the bundle's nodes in a node that joins several of them, by its name. files: of the matrices.
+    alone: whether only our kernels can run it.
     """
 
     model: Any
@@ -75,6 +76,7 @@ class KernelGraph:
     independent: bool
     inside: dict[str, list[str]]
     files: list[MappedFile]
+    alone: bool = False
 
     @contextmanager
     def lent(self, kernels: Kernels) -> Iterator[bytes]:
@@ -129,14 +131,15 @@ def kernel_graph(
         return None
     except STRANGE:
         if of_gguf:
-            raise
+            raise BundleError(f"{path} is not as edge writes graphs; export the model again.") from None
         return None
     kept = [each for each in model.opset_import if each.domain != GGUF_DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(kept)
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside, files)
+    independent = all(is_independent(node) for node in model.graph.node)
+    return KernelGraph(model, read, independent, inside, files, bool(of_gguf))
 
 
 def sizes_of(bundle: Bundle) -> dict[str, int]:
@@ -169,7 +172,7 @@ def _take_gguf(
     matrices = list(dict.fromkeys(matrix for _, own in found for matrix in own))
     check_supported(kernels, matrices)
     if not computes_gguf(kernels):
-        raise BundleError(f"edge_kernels compute wrong results here, and {bundle.root} runs on them alone.")
+        raise refuse_without_kernels(bundle.manifest.name)
     packed = packed_gguf(bundle, kernels, matrices)
     take_gguf(graph, found, {matrix: len(read) + i for i, matrix in enumerate(matrices)})
     read += map(packed.bytes, matrices)

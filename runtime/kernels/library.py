@@ -189,9 +189,15 @@ def _declare(calls: Any) -> None:
 
 
 @cache
-def computes_gguf(kernels: Kernels) -> bool:
-    """True if a few products with matrices of GGUF files have the results of the plain implementation."""
-    return bool(kernels.calls.edge_gguf_check())
+def computes_gguf(kernels: Kernels | None) -> bool:
+    """True if our kernels run here, and products with matrices of GGUF files have the results of the plain
+    implementation; else a warning says so once."""
+    if kernels is None:
+        return False
+    if kernels.calls.edge_gguf_check():
+        return True
+    _log.warning("GGUF files are not read as they are: %s computes wrong results with their blocks here.", PACKAGE)
+    return False
 
 
 def _computes(kernels: Kernels) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle, sha256_of
 from edge.errors import BundleError
+from edge.external_file import changed, stamp
 from edge.regular_file import open_regular
 from edge.runtime.kernels.library import GgufLayout, Kernels
 from edge.runtime.kernels.packed_file import PackedFile, PackedWriter, packed_file, packed_path
@@ -79,7 +80,8 @@ def packed_gguf(
     def write(writer: PackedWriter) -> None:
         bundle.check_external()
         _write(writer, bundle, kernels, matrices, progress)
-        bundle.check_external()
+        if " ".join(_identity(bundle)) != made_of:
+            raise changed(bundle.manifest.external[0])
 
     made_of, path = " ".join(_identity(bundle)), gguf_path(bundle, kernels)
     return packed_file(path, made_of, GgufMatrix, fits, write, again=False)
@@ -91,9 +93,8 @@ def gguf_path(bundle: Bundle, kernels: Kernels) -> Path:
 
 
 def _identity(bundle: Bundle) -> list[str]:
-    external = [f"{file.sha256}:{file.modified_ns}" for file in bundle.manifest.external]
-    if external:
-        return external
+    if external := bundle.manifest.external:
+        return [stamp(file) for file in external]
     listed = [file.sha256 for file in bundle.manifest.files if file.path == WEIGHTS]
     return listed or [sha256_of(bundle.path(WEIGHTS))]  # of a bundle that is being written
 
@@ -117,16 +118,16 @@ class _Reader:
                     file.seek(start + done)
                     size = file.readinto(view[done:]) or 0
             if not size:
-                raise OSError(0, f"{self._path(location)} ends before the weights that a graph looks for")
+                raise OSError(0, f"{self.path(location)} ends before the weights that a graph looks for")
             done += size
 
     def _opened(self, location: str) -> FileIO:
         with self._lock:
             if location not in self._files:
-                self._files[location] = self._stack.enter_context(open_regular(self._path(location)))
+                self._files[location] = self._stack.enter_context(open_regular(self.path(location)))
             return self._files[location]
 
-    def _path(self, location: str) -> Path:
+    def path(self, location: str) -> Path:
         external = self._bundle.external.get(location)
         return self._bundle.path(location) if external is None else Path(external.path)
 
@@ -135,9 +136,11 @@ def _write(
     writer: PackedWriter, bundle: Bundle, kernels: Kernels, matrices: list[GgufMatrix], progress: Progress | None
 ) -> None:
     threads, total, done = min(os.cpu_count() or 1, THREADS), sum(matrix.size for matrix in matrices), 0
-    with ExitStack() as stack:
+    there = bundle.size(WEIGHTS) + sum(file.size for file in bundle.manifest.external)
+    if total > there:  # which a graph could ask for by reading the same bytes in many ways
+        raise OSError("the bundle's graphs ask for more than its weights")
+    with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         reader = _Reader(bundle, stack)
-        pool = stack.enter_context(ThreadPoolExecutor(threads))
         stack.callback(pool.shutdown, cancel_futures=True)
         for matrix in matrices:
             heads = list[NDArray[np.uint8]]()
@@ -145,11 +148,11 @@ def _write(
                 for weights, own in _in_turn(_pieces(pool, reader, kernels, matrix), threads * WAITING):
                     writer.put(weights.data)
                     heads.append(own)
+                    done += weights.size + own.size
+                    if progress is not None:
+                        progress(min(done, total), total)
                 for each in heads:
                     writer.put(each.data)
-            done += matrix.size
-            if progress is not None:
-                progress(done, total)
 
 
 Packed = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -189,8 +192,8 @@ def _pieces(
         made = np.empty(panels * panel.weights, np.uint8), np.empty(panels * panel.heads, np.uint8)
         if not kernels.pack_gguf(matrix.layout, raw, *made):
             raise BundleError(
-                f"A weight matrix of {matrix.columns} rows at byte {matrix.start} of {matrix.location} has scales that "
-                "are no numbers, of which no answer can be computed; fetch the file again, or use another."
+                f"A matrix of {matrix.columns} rows at byte {matrix.start} of {reader.path(matrix.location)} has "
+                "scales that are no numbers, of which no answer can be computed; fetch the file again, or use another."
             )
         return made
 

@@ -15,7 +15,7 @@ BYTES = {
 PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat"}
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
 FREE = {"Reshape", "Squeeze", "Unsqueeze", "Shape", "Identity"}  # the result is another name for the same bytes
-LOOKUPS = {"Gather", "GatherBlockQuantized", "Slice"}  # read as much as they write, not all that they could
+LOOKUPS = {"Gather", "GatherBlockQuantized", "GgufRows", "Slice"}  # read as much as they write, not all that they could
 MOVES = {"Transpose", "Concat", "Split", "Pad", "Cast", "Expand"}
 ONE_EACH = {
     "Abs", "Add", "BiasGelu", "Clip", "DequantizeLinear", "Div", "Erf", "Exp", "FastGelu", "Gelu",
@@ -122,6 +122,8 @@ def _product(op_type: str, inputs: list[Shape], outputs: list[Shape], node: Node
 def _arithmetic(op_type: str, a: Shape, node: Node | None) -> str:
     if op_type == "MatMulNBits":
         attributes = node.attributes if node is not None else {}
+        if "parts" in attributes:  # matrices of a GGUF file
+            return "int8"
         if attributes.get("accuracy_level", 0) < 4:  # weights are turned to floats
             return "float32"
         return "int4" if attributes.get("bits", 4) == 4 else "int8"

@@ -16,7 +16,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
-from edge.gguf_parts import GGUF
 from edge.manifest import Manifest
 from edge.runtime.kernels.gguf import find_gguf, refuse_without_kernels
 from edge.runtime.kernels.graph import KernelGraph, kernel_graph, sizes_of
@@ -102,7 +101,7 @@ class Cpu:
                 return self._own(kernels, own, str(path), bundle.root, profile)
             except BundleError as e:
                 check(own.files)
-                if bundle.manifest.external or bundle.manifest.weights == GGUF:
+                if own.alone:
                     raise
                 without_kernels(str(e))
         if units is not None:

@@ -37,6 +37,7 @@ OF_32 = {"ffn_down.w": Type.Q4_1, "ffn_gate.w": Type.Q8_0, "ffn_up.w": Type.Q8_0
 OF_256 = {"ffn_down.w": Type.Q3_K, "ffn_gate.w": Type.Q4_K, "ffn_up.w": Type.Q4_K, "attn_q.w": Type.Q5_K,
           "attn_k.w": Type.Q4_K, "attn_v.w": Type.Q6_K, "attn_output.w": Type.Q2_K, "token_embd.w": Type.Q6_K,
           "output.w": Type.Q4_K}  # fmt: skip
+BY_TABLES = {"attn_q.w": Type.IQ4_XS, "attn_output.w": Type.IQ4_NL, "ffn_up.w": Type.TQ2_0, "ffn_down.w": Type.TQ1_0}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "llama": ("llama", {"attention_bias": True}, OF_32),
@@ -48,8 +49,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "gemma3": ("gemma3_text", SLIDING, OF_32),
     "wide llama": ("llama", WIDE, OF_256),
     "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),
+    "ternary and by tables": ("llama", WIDE, OF_256 | BY_TABLES),
     "some in floats": ("llama", {}, {"attn_k.w": Type.F16, "ffn_up.w": Type.Q8_0, "output.w": Type.Q8_0}),
-    "some unknown": ("llama", WIDE, OF_256 | {"attn_v.w": Type.IQ4_XS, "ffn_gate.w": Type.IQ4_XS}),
+    "some unknown": ("llama", WIDE, OF_256 | {"attn_v.w": Type.IQ3_S, "ffn_gate.w": Type.IQ3_S}),
 }
 
 

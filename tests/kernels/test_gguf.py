@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 
 from edge.runtime.kernels.library import Kernels
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # places of float16 in a block; others begin with them
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+         "IQ4_XS", "TQ1_0", "TQ2_0")  # fmt: skip
+HALVES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}  # places of float16 in a block; others begin with them
 COUNTS = (1, 2, 3, 4, 5, 8, 9, 13, 17)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from edge.adapter import local_base
 from edge.bundle import SETTLED_NS, sha256_of
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, EdgeError
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
 
@@ -40,6 +40,8 @@ class Contents:
     stamps: Stamps
     settled: bool
     path: Path = Path()
+    sampled: bool = False  # whether it is of samples
+    in_place: bool = False  # whether matrices of a GGUF file stay there
 
 
 def contents_of(given: Path, known: Contents | None = None, *, sampled: bool = False) -> Contents:
@@ -56,8 +58,8 @@ def contents_of(given: Path, known: Contents | None = None, *, sampled: bool = F
     stamps = _stamps(files)
     if known is not None and known.settled and known.stamps == stamps:
         return known
-    if sampled and given.suffix == ".gguf":
-        return Contents(_of_samples(files), stamps, True, given)
+    if given.suffix == ".gguf" and (sampled or (known is not None and known.sampled)):
+        return Contents(_of_samples(files), stamps, True, given, sampled=True)
     store = cache_dir() / "contents" / f"{zlib.crc32(os.fsencode(given.resolve())):08x}.json"
     with contextlib.suppress(TypeError, KeyError):
         remembered = read_own_json(store)
@@ -75,6 +77,23 @@ def contents_of(given: Path, known: Contents | None = None, *, sampled: bool = F
             replace_text(store, json.dumps({"files": stamps, "sha256": sha256}))
         drop_oldest(store.parent)
     return found
+
+
+def stays(given: Path) -> str:
+    """Which of a GGUF file's matrices our kernels read where they are: all, some, or nothing. By its header; nothing
+    where that cannot be read, which whoever opens it says."""
+    from edge.export.facts.gguf_header import open_gguf
+    from edge.export.facts.tensors import OWN
+
+    try:
+        header = open_gguf(given)
+        encoder_decoder = str(header.metadata.get("general.architecture", "")).startswith("t5")
+    except EdgeError:
+        return "nothing"
+    own = [info.type.name in OWN for info in header.tensors.values() if len(info.shape) == 2]
+    if encoder_decoder or not any(own):
+        return "nothing"
+    return "all" if all(own) else "some"
 
 
 def _of_samples(files: list[Path]) -> str:

@@ -51,9 +51,9 @@ def target_of(given: Path, contents: Contents) -> Path:
 
 def reads_in_place() -> bool:
     """True if the weights of GGUF files are read where they are: if our kernels run."""
-    from edge.runtime.kernels.library import find_kernels
+    from edge.runtime.kernels.library import computes_gguf, find_kernels
 
-    return find_kernels() is not None
+    return computes_gguf(find_kernels())
 
 
 def kept() -> list[Bundle]:

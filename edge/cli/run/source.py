@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from edge.names import Named
 
 T = TypeVar("T")
+ALL, SOME, NOTHING = "all", "some", "nothing"  # what stays in a GGUF file: see `contents.stays`
 WITHOUT_KERNELS = (
     "Without edge-lm-kernels its weights are stored again, in 8 bits; with them (pip install edge-lm-kernels) the file "
     "is read as it is, answers are faster, and the first one comes within seconds."
@@ -64,7 +66,10 @@ def _listed(name: str) -> Bundle | None:
     if len(found) > 1:
         listed = ", ".join(bundle.root.stem for bundle in found)
         raise BundleError(f"{len(found)} bundles are called {name}; name one of {listed}.")
-    return made(found[0].root) if found else None
+    if not found:
+        return None
+    found[0].check_external()  # `made` would not say why
+    return made(found[0].root)
 
 
 def missing(name: str) -> str:
@@ -108,7 +113,15 @@ def _of_files(path: Path, given: str | Path) -> Bundle:
     from edge.cli.run.contents import contents_of  # 2 ms that a bundle does without
     from edge.cli.run.made import made, reads_in_place, target_of
 
-    contents = contents_of(path, sampled=reads_in_place())
+    in_place = path.suffix == ".gguf" and reads_in_place()
+    contents = contents_of(path, sampled=in_place)
+    if (bundle := made(target_of(path, contents))) is not None:
+        return bundle
+    if in_place:
+        from edge.cli.run.contents import stays
+
+        kept = stays(path)
+        contents = dataclasses.replace(contents if kept == ALL else contents_of(path), in_place=kept != NOTHING)
     target = target_of(path, contents)
     if (bundle := made(target)) is not None:
         return bundle
@@ -139,15 +152,13 @@ def _need_cache() -> bool:
 
 
 def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
-    from edge.cli.run.made import made, make_room, trim
+    from edge.cli.run.made import made, make_room, reads_in_place, trim
 
-    again = ", because the one that is there is another version's or damaged" if os.path.lexists(target) else ""
-    if is_read_in_place(contents):
-        _say(f"Making a bundle of {given}, once{again}.")
-    else:
-        _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
-        if contents.path.suffix == ".gguf":
-            _say(WITHOUT_KERNELS)
+    again = ", because the one that is there is another version's or damaged, or its file was moved"
+    again = again if os.path.lexists(target) else ""
+    _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
+    if contents.path.suffix == ".gguf" and not reads_in_place():
+        _say(WITHOUT_KERNELS)
     make_room(target)
     _export_apart(given, contents, target)
     bundle = made(target) or open_bundle(target)
@@ -156,13 +167,6 @@ def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
         _say(_packed(bundle))
     trim(target, _say)
     return bundle
-
-
-def is_read_in_place(contents: Contents) -> bool:
-    """True if a model is a GGUF file whose weights stay where they are."""
-    from edge.cli.run.made import reads_in_place
-
-    return contents.path.suffix == ".gguf" and reads_in_place()
 
 
 def _packed(bundle: Bundle) -> str:
@@ -186,17 +190,16 @@ def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
     from edge.cli.run.contents import contents_of
     from edge.export.request.export_request import QUICK, ExportRequest
 
-    in_place = is_read_in_place(contents)
     # By name where that says more: the licence of a model in the catalog, the id of one on the hub.
     by_name = contents.path.is_dir() or catalog.find(str(given)) is not None
     with BundleWriter(target, force=True) as writer:
-        request = ExportRequest(str(given if by_name else contents.path), effort=QUICK, in_place=in_place)
-        if in_place:  # little is written, and nothing of it is large
+        request = ExportRequest(str(given if by_name else contents.path), effort=QUICK, in_place=contents.in_place)
+        if contents.in_place:  # little is written, and nothing of it is large
             manifest = _apart(given, _both, request, writer)
         else:
             _apart(given, _stage, request, writer)
             manifest = _apart(given, _finish, request, writer)
-        if contents_of(contents.path, contents, sampled=in_place).sha256 != contents.sha256:
+        if contents_of(contents.path, contents).sha256 != contents.sha256:
             raise ExportError(f"{given} changed while a bundle was made of it, and nothing was left; run it again.")
         writer.commit(manifest)
 

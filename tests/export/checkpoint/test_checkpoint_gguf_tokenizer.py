@@ -193,8 +193,8 @@ class TestRefusals:
             written(tmp_path / "t.gguf", "rwkv", ["a"], [1])
 
     def test_a_splitting_rule_that_is_not_known(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="splits text by the rule 'tekken'"):
-            written(tmp_path / "t.gguf", "gpt2", ["a"], [1], merges=["a a"], pre="tekken")
+        with pytest.raises(CheckpointError, match="splits text by the rule 'kimi-k2'"):
+            written(tmp_path / "t.gguf", "gpt2", ["a"], [1], merges=["a a"], pre="kimi-k2")
 
     def test_a_special_token_beyond_the_vocabulary(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="eos_token_id is 7, and the vocabulary has 1 tokens"):

@@ -91,7 +91,8 @@ def test_a_bundle_of_another_version_is_made_again(
     monkeypatch.setattr(made, "__version__", "99")
     capsys.readouterr()
     source.open_source(model)
-    assert "once, because the one that is there is another version's or damaged;" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "once, because the one that is there is another version's or damaged, or its file was moved;" in said
     assert exports == [exports[0]] * 2
 
 
