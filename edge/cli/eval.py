@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     from edge.runtime.load_options import LoadOptions
     from edge.runtime.providers import AUTO
 
-    about = "the bundle to measure, a folder NAME.edge"
+    about = "the bundle to measure, a folder NAME.edge, or a .gguf file"
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help=about)
 
     add = parser.options("what it is measured on")
@@ -70,11 +72,14 @@ def command(args: argparse.Namespace) -> None:
     """Measure perplexity on a text: windows that do not overlap, every token of a window but its first predicted.
 
     With --agree, or with a bundle and --torch, both are measured and compared: how often their most likely token is the
-    same, and the KL divergence of the bundle from the other, in nats per token.
+    same, and the KL divergence of the bundle from the other, in nats per token. A .gguf file is compared with its own
+    values in float32.
 
     With --qa (lines of question and answer), --summarize (text, summary) or --translate (source, target) the bundle
     answers greedily instead, under any --skip and --speculate, and is scored: exact match and F1, ROUGE-L, BLEU.
     """
+    if args.bundle is not None and args.bundle.suffix == ".gguf" and args.bundle.is_file():
+        _take_file(args)
     tasks = [name for name in TASKS if getattr(args, name) is not None]
     if len(tasks) + (args.text is not None) != 1:
         raise InputError("Give one thing to measure on: --text, --qa, --summarize or --translate FILE.")
@@ -116,6 +121,22 @@ def command(args: argparse.Namespace) -> None:
             f"same most likely token {result['top1_agreement']:.2%}, KL divergence mean {result['kl_mean']:.4f}, "
             f"95th percentile {result['kl_p95']:.4f} nats"
         )
+
+
+def _take_file(args: argparse.Namespace) -> None:
+    """Measure the bundle that `edge run` keeps of a GGUF file, on a text next to the file in float32 where PyTorch is
+    installed."""
+    from edge.cli.run.source import open_source
+
+    file = args.bundle
+    if args.text is not None and not (_compared(args) or args.skip is not None):
+        if find_spec("torch") is None:
+            print(
+                "Without PyTorch the file's values in float32 are not measured; see the extra export.", file=sys.stderr
+            )
+        else:
+            args.torch = str(file)
+    args.bundle = open_source(file).root
 
 
 def _compared(args: argparse.Namespace) -> bool:
