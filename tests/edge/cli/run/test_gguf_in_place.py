@@ -1,0 +1,123 @@
+"""edge run of a GGUF file whose weights stay in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf_files import tiny_model, write_gguf
+
+from edge.bundle import open_bundle
+from edge.cli.main import main
+from edge.cli.run import source
+from edge.cli.run.contents import stays
+from edge.runtime.kernels.library import find_kernels
+
+if find_kernels() is None:
+    pytest.skip("edge-lm-kernels do not run here", allow_module_level=True)
+
+ASKED = ["hello", "--raw", "--max-tokens", "2"]
+MATRICES = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+ALL = {f"{name}.w": Type.Q8_0 for name in MATRICES}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_HOME", str(tmp_path / "home"))
+    return write_gguf(tmp_path / "m.gguf", tiny_model("llama"), types=ALL)
+
+
+def test_it_is_made_once_and_reads_the_file(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["run", str(file), *ASKED]) == 0
+    first = capsys.readouterr()
+    assert "Its weights stay in the file, and are packed in" in first.err
+    bundle = source.open_source(file)
+    assert [each.path for each in bundle.manifest.external] == [str(file)]
+    assert bundle.size("weights.bin") < file.stat().st_size / 4
+    monkeypatch.setattr(source, "_make", lambda *_: pytest.fail("it was made again"))
+    assert main(["run", str(file), *ASKED]) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_a_file_that_was_moved_is_made_again_and_says_why(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(file), *ASKED]) == 0
+    first, bundle = capsys.readouterr().out, source.open_source(file)
+    moved = file.rename(file.with_name("n.gguf"))
+    assert main(["run", bundle.root.stem, *ASKED]) == 2
+    assert "m.gguf', whose weights a bundle reads, cannot be read" in capsys.readouterr().err
+    assert main(["run", str(moved), *ASKED]) == 0
+    out, err = capsys.readouterr()
+    assert out == first and "or its file was moved" in err
+    assert [each.path for each in source.open_source(moved).manifest.external] == [str(moved)]
+
+
+def test_another_model_in_the_same_place_is_another_one(file: Path) -> None:
+    assert main(["run", str(file), *ASKED]) == 0
+    before = source.open_source(file)
+    model = tiny_model("llama")
+    for parameter in model.parameters():
+        parameter.data *= -1
+    write_gguf(file, model, types=ALL)
+    assert main(["run", str(file), *ASKED]) == 0
+    assert source.open_source(file).root != before.root
+
+
+def test_weights_that_were_changed_in_place_are_packed_again(file: Path) -> None:
+    """Even where neither size nor time show it, as where a file was fetched again: the system knows."""
+    assert main(["run", str(file), *ASKED]) == 0
+    bundle, before = source.open_source(file), file.stat()
+    packed = {path.name for path in (bundle.root.parents[1] / "packed").iterdir()}
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert main(["run", str(file), *ASKED]) == 0
+    assert source.open_source(file).root == bundle.root
+    assert {path.name for path in (bundle.root.parents[1] / "packed").iterdir()} > packed
+
+
+def test_which_matrices_stay_is_read_off_the_header(file: Path, tmp_path: Path) -> None:
+    assert stays(file) == "all"
+    some = write_gguf(tmp_path / "some.gguf", tiny_model("llama"), types=ALL | {"ffn_up.w": Type.F16})
+    assert stays(some) == "some"
+    floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"))
+    assert stays(floats) == "nothing"
+    (tmp_path / "none.gguf").write_bytes(b"GGUF")
+    assert stays(tmp_path / "none.gguf") == "nothing"
+
+
+def test_floats_are_stored_as_before(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"))
+    assert main(["run", str(floats), *ASKED]) == 0
+    bundle = source.open_source(floats)
+    assert bundle.manifest.weights == "int8" and not bundle.manifest.external
+    assert "stay in the file" not in capsys.readouterr().err
+
+
+def apart(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which uses no bundle any more when it has ended."""
+    run = "import sys; from edge.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", run, *arguments]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+
+
+def test_rm_removes_what_was_packed(file: Path, tmp_path: Path) -> None:
+    assert apart("run", str(file), *ASKED).returncode == 0
+    (bundle,) = (tmp_path / "home/bundles").glob("*.edge")
+    packed = tmp_path / "home/packed"
+    assert list(packed.iterdir())
+    done = apart("rm", bundle.stem)
+    assert done.returncode == 0, done.stderr
+    assert not list(packed.iterdir()) and not bundle.exists() and file.exists()
+
+
+def test_without_the_kernels_it_is_stored_again_and_says_what_they_would_bring(file: Path, tmp_path: Path) -> None:
+    assert apart("run", str(file), *ASKED).returncode == 0
+    (own,) = (tmp_path / "home/bundles").glob("*.edge")
+    done = apart("run", str(file), *ASKED, EDGE_KERNELS="off")
+    assert done.returncode == 0 and "pip install edge-lm-kernels" in done.stderr, done.stderr
+    others = [path for path in own.parent.glob("*.edge") if path != own]
+    assert own.exists() and [open_bundle(path).manifest.weights for path in others] == ["keep"]
