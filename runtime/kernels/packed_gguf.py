@@ -129,7 +129,7 @@ class _Reader:
 
     def path(self, location: str) -> Path:
         external = self._bundle.external.get(location)
-        return self._bundle.path(location) if external is None else Path(external.path)
+        return self._bundle.file(location) if external is None else Path(external.path)
 
 
 def _write(
