@@ -37,15 +37,20 @@ class ExternalFile:
     sha256: str
 
 
-def described(path: Path) -> ExternalFile:
-    """Describe a file as it is now. OSError where it cannot be read, or has a name that no manifest can have."""
+def is_nameable(path: Path) -> bool:
+    """True if a manifest can name a file: in UTF-8, in so many bytes, without control characters."""
     name = str(path.absolute())
     try:
-        fits = len(name.encode()) <= LONGEST_PATH
+        return name.isprintable() and len(name.encode()) <= LONGEST_PATH
     except UnicodeEncodeError:
-        fits = False
-    if not fits:
-        raise OSError(errno.EINVAL, "its path is not UTF-8, or has more than 1,000 bytes", name)
+        return False
+
+
+def described(path: Path) -> ExternalFile:
+    """Describe a file as it is now. OSError where it cannot be read, or no manifest can name it."""
+    name = str(path.absolute())
+    if not is_nameable(path):
+        raise OSError(errno.EINVAL, f"its path is too long, or has characters that cannot be printed: {name!r}")
     with open_regular(path) as file:
         found = os.fstat(file.fileno())
         return ExternalFile(name, found.st_size, found.st_mtime_ns, _sha256(file, found.st_size))

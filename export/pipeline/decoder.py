@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
-from edge.errors import EdgeError
+from edge.errors import EdgeError, ExportError
 from edge.export import quantize as methods
 from edge.export.check import of_decoder as check
+from edge.export.facts.checkpoint import Checkpoint
 from edge.export.manifest.chat_format import chat_format, special_tokens
 from edge.export.manifest.chat_settings import chat_settings
 from edge.export.manifest.chat_settings import described as described_settings
@@ -30,7 +31,7 @@ from edge.export.quantize.method import Options
 from edge.export.quantize.prefill import prefill_weights
 from edge.export.targets.cpu.decoder import build_decoder
 from edge.export.targets.cpu.kv8 import write_kv8
-from edge.external_file import described
+from edge.external_file import ExternalFile, described
 from edge.manifest import Manifest
 from edge.runtime.check.golden import GoldenInput
 from edge.runtime.memory.process import release_freed
@@ -68,7 +69,7 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     release_freed()
     recording = RecordedWeights(quantized, options.report, "writing weights")
     graph = build_decoder(checkpoint, recording, writer, context, eights)
-    external = [described(file) for file in checkpoint.files] if request.in_place and plan.keeps_own else []
+    external = _external(checkpoint) if request.in_place and plan.keeps_own else []
     writer.flush()
     template = checkpoint.tokenizer.chat_template
     common = manifest_of(
@@ -99,6 +100,14 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
         if packing is not None:
             packing.wait(options.report)
         return staged
+
+
+def _external(checkpoint: Checkpoint) -> list[ExternalFile]:
+    """The files that the weights stay in; ExportError where one cannot be read, or named."""
+    try:
+        return [described(file) for file in checkpoint.files]
+    except OSError as e:
+        raise ExportError(f"The weights of {checkpoint.name} cannot stay in their file: {e.strerror or e}.") from None
 
 
 def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:

@@ -112,8 +112,9 @@ def _of_files(path: Path, given: str | Path) -> Bundle:
     """The bundle of the model at a path, which is called as it was given."""
     from edge.cli.run.contents import contents_of  # 2 ms that a bundle does without
     from edge.cli.run.made import made, reads_in_place, target_of
+    from edge.external_file import is_nameable
 
-    in_place = path.suffix == ".gguf" and reads_in_place()
+    in_place = path.suffix == ".gguf" and reads_in_place() and is_nameable(path)
     contents = contents_of(path, sampled=in_place)
     if (bundle := made(target_of(path, contents))) is not None:
         return bundle

@@ -121,3 +121,12 @@ def test_without_the_kernels_it_is_stored_again_and_says_what_they_would_bring(f
     assert done.returncode == 0 and "pip install edge-lm-kernels" in done.stderr, done.stderr
     others = [path for path in own.parent.glob("*.edge") if path != own]
     assert own.exists() and [open_bundle(path).manifest.weights for path in others] == ["keep"]
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names are Unicode there")
+def test_a_folder_whose_name_no_manifest_can_have_gets_a_bundle_of_its_own_weights(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    moved = file.rename(folder / "m.gguf")
+    assert main(["run", str(moved), *ASKED]) == 0
+    assert not source.open_source(moved).manifest.external
