@@ -16,6 +16,7 @@ from unigram_tokenizers import SENTENCES, save_tokenizer
 from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.errors import EdgeError, ExportError
+from edge.export.facts.checkpoint import TokenizerFiles
 from edge.export.quantize import voice
 from edge.export.quantize.answers import answer
 from edge.export.quantize.calibration import (
@@ -56,7 +57,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def text_checkpoint(tokenizer: str, **config: int) -> Any:
     tokens = Tokens(None, [1], 0, False)
-    return SimpleNamespace(name="tiny", config=config, tokenizer=SimpleNamespace(json=tokenizer, tokens=tokens))
+    return SimpleNamespace(name="tiny", config=config, tokenizer=TokenizerFiles(tokenizer, None, tokens))
 
 
 @torch.no_grad()

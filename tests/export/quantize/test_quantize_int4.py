@@ -18,6 +18,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.facts.checkpoint import TokenizerFiles
 from edge.export.facts.tensors import Format, QTensor, matrices
 from edge.export.graph.weights import pack_bits, pack_blocks
 from edge.export.quantize import gptq_layers, gptq_quick, quantize, sampled
@@ -278,7 +279,7 @@ class TinyCheckpoint:
 
     def __init__(self, model: Any, add_bos: bool = False) -> None:
         self.config = model.config.to_dict()
-        self.tokenizer = SimpleNamespace(json=byte_tokenizer(), chat_template=None, tokens=Tokens(0, [1], 0, add_bos))
+        self.tokenizer = TokenizerFiles(byte_tokenizer(), None, Tokens(0, [1], 0, add_bos))
         self._tensors = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
 
     def names(self) -> list[str]:
