@@ -19,7 +19,7 @@ from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_c
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import TokenizerFiles, finite
 from edge.export.facts.gguf_header import open_gguf
-from edge.export.facts.tensors import OWN, Format, GgufTensor, QTensor
+from edge.export.facts.tensors import OWN, PANEL, Format, GgufTensor, QTensor
 from edge.gguf_parts import name_of
 
 NAME = "gguf"
@@ -38,7 +38,6 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
-PANEL = 16  # rows that these kernels take together
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 

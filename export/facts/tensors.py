@@ -172,6 +172,7 @@ OWN = {
     **{"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6},
     **{"IQ4_NL": 4, "IQ4_XS": 4, "TQ1_0": 2, "TQ2_0": 2},
 }
+PANEL = 16  # rows of such a matrix that these kernels multiply together
 LARGE_BLOCKS = ("_K", "_XS", "TQ1_0", "TQ2_0")  # ends of the names of those whose blocks have 256 weights
 
 EMBEDDING = "model.embed_tokens.weight"

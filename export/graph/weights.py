@@ -15,7 +15,16 @@ from onnxscript import nn
 from edge.bundle import LOCATION, WEIGHTS, Tensors
 from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.tensors import FloatTensor, GgufTensor, QTensor, RowsTensor, Weight, shape_of, stack_rows
+from edge.export.facts.tensors import (
+    PANEL,
+    FloatTensor,
+    GgufTensor,
+    QTensor,
+    RowsTensor,
+    Weight,
+    shape_of,
+    stack_rows,
+)
 from edge.manifest import TensorGroup
 
 
@@ -82,7 +91,6 @@ class StoredGguf:
 
 
 Stored = StoredFloat | StoredBlocks | StoredRows | StoredGguf
-PANEL = 16  # rows of a GGUF file's matrix that kernels take together
 PREFILL = "prefill"  # before the names of what only the int8 prefill graph has
 
 

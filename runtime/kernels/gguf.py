@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge.errors import BundleError
+from edge.runtime.kernels.graph_check import EXTERNAL
 from edge.runtime.kernels.library import DOMAIN, GGUF_DOMAIN, Kernels
 from edge.runtime.kernels.nodes import LANES, PARTS, PRODUCT
 from edge.runtime.kernels.packed_gguf import GgufMatrix
 from edge.runtime.kernels.wires import INT, graphs, numbers, set_inputs
 
 MATMUL, ROWS_OF = "MatMulGguf", "GgufRows"
-BIAS, FIRST = 5, 2  # the input of a product of ours that is its bias; the first matrix of what a bundle has
-UINT8, EXTERNAL = 2, 1  # TensorProto.DataType, DataLocation
+FIRST = 2  # the input of MATMUL that is its first matrix
+UINT8 = 2  # TensorProto.DataType
 MOST_PARTS = 16
 MOST = 1 << 24  # inputs or columns of a matrix, which the library takes
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from threading import Lock
@@ -38,8 +39,9 @@ Progress = Callable[[int, int], None]  # is told how many bytes of all are packe
 class GgufMatrix:
     """A matrix of a GGUF file, or of `weights.bin` in the same form.
 
-    location: `weights.bin`, or the number of a file outside of the bundle. start, row: bytes before it and of a row.
-    heads: how many heads the rows are of, whose two halves lie in turns in the file; 0: rows are in their order.
+    location: `weights.bin`, or `external.` and the number of a file outside of the bundle. start, row: bytes before it
+    and of a row. heads: how many heads the rows are of, whose two halves lie in turns in the file; 0: rows are in their
+    order.
     """
 
     location: str
@@ -80,23 +82,37 @@ def packed_gguf(
     def write(writer: PackedWriter) -> None:
         bundle.check_external()
         _write(writer, bundle, kernels, matrices, progress)
-        if " ".join(_identity(bundle)) != made_of:
+        if bundle.manifest.external and _identity(bundle) != identity:
             raise changed(bundle.manifest.external[0])
 
-    made_of, path = " ".join(_identity(bundle)), gguf_path(bundle, kernels)
-    return packed_file(path, made_of, GgufMatrix, fits, write, again=False)
+    identity = _identity(bundle)
+    return packed_file(_path(identity, kernels), " ".join(identity), GgufMatrix, fits, write, again=False)
 
 
 def gguf_path(bundle: Bundle, kernels: Kernels) -> Path:
     """Path of a bundle's packed matrices of GGUF files."""
-    return packed_path(["gguf", *_identity(bundle)], kernels.version)
+    return _path(_identity(bundle), kernels)
+
+
+def _path(identity: list[str], kernels: Kernels) -> Path:
+    return packed_path(["gguf", *identity], kernels.version)
 
 
 def _identity(bundle: Bundle) -> list[str]:
     if external := bundle.manifest.external:
         return [stamp(file) for file in external]
     listed = [file.sha256 for file in bundle.manifest.files if file.path == WEIGHTS]
-    return listed or [sha256_of(bundle.path(WEIGHTS))]  # of a bundle that is being written
+    if listed:
+        return listed
+    path = bundle.path(WEIGHTS)  # of a bundle that is being written
+    found = path.stat()
+    return [_sha256(path, found.st_size, found.st_mtime_ns)]
+
+
+@lru_cache(2)
+def _sha256(path: Path, size: int, modified_ns: int) -> str:
+    """The sha256 of a file, which is read once while nobody changes it: an export asks several times."""
+    return sha256_of(path)
 
 
 class _Reader:
@@ -141,7 +157,6 @@ def _write(
         raise OSError("the bundle's graphs ask for more than its weights")
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         reader = _Reader(bundle, stack)
-        stack.callback(pool.shutdown, cancel_futures=True)
         for matrix in matrices:
             heads = list[NDArray[np.uint8]]()
             with writer.matrix(matrix):

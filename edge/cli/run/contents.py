@@ -1,8 +1,7 @@
 """The sha256 of a model's files. Reading them takes a second per GB, or five where a processor has no instructions for
 that, so the result is stored in the cache folder. It is valid while the system reports no change of the files.
 
-A GGUF file whose weights are read where they are is known by its time, its size and samples: its bundle holds nothing
-but what was made of its beginning.
+A GGUF file whose matrices are all read where they are is known by its time, its size and samples.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_
 # The ends of names in a model's folder that an export may read.
 READ = (".json", ".safetensors", ".bin", ".model", ".spm", ".txt", ".jinja", ".tiktoken", ".vocab", ".codes", ".md")
 MOST_FILES = 2000
+ALL, SOME, NOTHING = "all", "some", "nothing"  # of a GGUF file's matrices
 LARGE = 1 << 28  # bytes from which on reading is shown
 
 Stamps = dict[str, list[int]]
@@ -89,11 +89,11 @@ def stays(given: Path) -> str:
         header = open_gguf(given)
         encoder_decoder = str(header.metadata.get("general.architecture", "")).startswith("t5")
     except EdgeError:
-        return "nothing"
+        return NOTHING
     own = [info.type.name in OWN for info in header.tensors.values() if len(info.shape) == 2]
     if encoder_decoder or not any(own):
-        return "nothing"
-    return "all" if all(own) else "some"
+        return NOTHING
+    return ALL if all(own) else SOME
 
 
 def _of_samples(files: list[Path]) -> str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edge.names import Named
 
 T = TypeVar("T")
-ALL, SOME, NOTHING = "all", "some", "nothing"  # what stays in a GGUF file: see `contents.stays`
 WITHOUT_KERNELS = (
     "Without edge-lm-kernels its weights are stored again, in 8 bits; with them (pip install edge-lm-kernels) the file "
     "is read as it is, answers are faster, and the first one comes within seconds."
@@ -110,7 +109,7 @@ def _of_name(named: Named) -> Bundle:
 
 def _of_files(path: Path, given: str | Path) -> Bundle:
     """The bundle of the model at a path, which is called as it was given."""
-    from edge.cli.run.contents import contents_of  # 2 ms that a bundle does without
+    from edge.cli.run.contents import ALL, NOTHING, contents_of, stays  # 2 ms that a bundle does without
     from edge.cli.run.made import made, reads_in_place, target_of
     from edge.external_file import is_nameable
 
@@ -119,8 +118,6 @@ def _of_files(path: Path, given: str | Path) -> Bundle:
     if (bundle := made(target_of(path, contents))) is not None:
         return bundle
     if in_place:
-        from edge.cli.run.contents import stays
-
         kept = stays(path)
         contents = dataclasses.replace(contents if kept == ALL else contents_of(path), in_place=kept != NOTHING)
     target = target_of(path, contents)
@@ -155,8 +152,9 @@ def _need_cache() -> bool:
 def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
     from edge.cli.run.made import made, make_room, reads_in_place, trim
 
-    again = ", because the one that is there is another version's or damaged, or its file was moved"
-    again = again if os.path.lexists(target) else ""
+    again = ""
+    if os.path.lexists(target):
+        again = ", because the one that is there is another version's or damaged, or its file was moved"
     _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
     if contents.path.suffix == ".gguf" and not reads_in_place():
         _say(WITHOUT_KERNELS)
