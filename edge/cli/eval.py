@@ -79,7 +79,7 @@ def command(args: argparse.Namespace) -> None:
     answers greedily instead, under any --skip and --speculate, and is scored: exact match and F1, ROUGE-L, BLEU.
     """
     if args.bundle is not None and args.bundle.suffix == ".gguf" and args.bundle.is_file():
-        _take_file(args)
+        _open_file(args)
     tasks = [name for name in TASKS if getattr(args, name) is not None]
     if len(tasks) + (args.text is not None) != 1:
         raise InputError("Give one thing to measure on: --text, --qa, --summarize or --translate FILE.")
@@ -123,7 +123,7 @@ def command(args: argparse.Namespace) -> None:
         )
 
 
-def _take_file(args: argparse.Namespace) -> None:
+def _open_file(args: argparse.Namespace) -> None:
     """Measure the bundle that `edge run` keeps of a GGUF file, on a text next to the file in float32 where PyTorch is
     installed."""
     from edge.cli.run.source import open_source

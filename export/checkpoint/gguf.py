@@ -19,7 +19,7 @@ from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_c
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import TokenizerFiles, finite
 from edge.export.facts.gguf_header import open_gguf
-from edge.export.facts.tensors import OWN, PANEL, Format, GgufTensor, QTensor
+from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor
 from edge.gguf_parts import name_of
 
 NAME = "gguf"
@@ -112,18 +112,18 @@ class GGUFCheckpoint:
         """The files that the model is in, in their order."""
         return self.header.files
 
-    def own(self, name: str, *, in_place: bool) -> GgufTensor | None:
+    def gguf_tensor(self, name: str, *, in_place: bool) -> GgufTensor | None:
         """A matrix as the file has it; None where our kernels do not compute its type. in_place: it stays there."""
         source = self._sources[name]
         info = self.header.tensors[source]
-        if info.type.name not in OWN or len(info.shape) != 2:
+        if info.type.name not in GGUF_TYPES or len(info.shape) != 2:
             return None
         heads = self._heads(name)
         if heads and info.shape[0] // heads % PANEL:
             return None
         place = (self.header.part_of(source), info.offset) if in_place else None
-        kind = info.type
-        return GgufTensor(self.header.raw(source), info.shape[1], int(kind), kind.name, OWN[kind.name], heads, place)
+        kind, raw = info.type, self.header.raw(source)
+        return GgufTensor(raw, info.shape[1], int(kind), kind.name, GGUF_TYPES[kind.name], heads, place)
 
     def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
         """transformers' name -> the name in the file. named: from that to the other."""

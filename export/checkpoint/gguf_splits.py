@@ -40,14 +40,17 @@ _WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 @dataclass(frozen=True)
 class Split:
-    """A rule. patterns: regular expressions, one after the other. whole: whether a piece that is in the vocabulary is
-    one token, whether or not merges lead there. composed: whether text is brought into the form NFC before. begins:
-    whether texts begin with the token for that where a file does not say."""
+    """A rule for splitting text.
+
+    patterns: regular expressions, applied one after the other. ignore_merges: a piece that is in the vocabulary is one
+    token, even if no merges lead to it. nfc: text is normalized to NFC first. add_bos: texts begin with the token bos,
+    unless the file says otherwise.
+    """
 
     patterns: tuple[str, ...]
-    whole: bool = False
-    composed: bool = False
-    begins: bool = False
+    ignore_merges: bool = False
+    nfc: bool = False
+    add_bos: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         if self.patterns == (_GPT2,):
@@ -66,15 +69,15 @@ _RULES = {
     "jina-v2-code roberta-bpe exaone4 mpt olmo jais trillion granite-docling": GPT2,
     "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Split((r"\p{N}", _GPT2)),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Split(
-        (_LLAMA3,), whole=True, begins=True
+        (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
     "dbrx smaug-bpe glm4 chatglm-bpe": Split((_LLAMA3,)),
-    "qwen2 deepseek-r1-qwen megrez": Split((_QWEN2,), composed=True),
+    "qwen2 deepseek-r1-qwen megrez": Split((_QWEN2,), nfc=True),
     "stablelm2 hunyuan solar-open kormo f2llmv2 grok-2": Split((_QWEN2,)),
-    "qwen35": Split((_QWEN35,), composed=True),
+    "qwen35": Split((_QWEN35,), nfc=True),
     "gpt-4o llama4 kanana2 talkie minimax-m2": Split((_GPT4O,)),
-    "granite-embed-multi-97m": Split((_GPT4O,), whole=True),
-    "tekken": Split((_cased(r"\p{N}"),), whole=True, begins=True),
+    "granite-embed-multi-97m": Split((_GPT4O,), ignore_merges=True),
+    "tekken": Split((_cased(r"\p{N}"),), ignore_merges=True, add_bos=True),
     "deepseek-llm": Split(
         (
             r"[\r\n]",
@@ -102,7 +105,7 @@ _RULES = {
             r"|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "minicpm5": Split((r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), whole=True),
+    "minicpm5": Split((r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), ignore_merges=True),
     "laguna": Split((r"[^\n]+|[\n]+", _QWEN2)),
     "jais-2": Split(
         (

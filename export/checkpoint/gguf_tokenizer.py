@@ -56,7 +56,7 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
         json=tokenizer.to_str(),
         chat_template=header.value("tokenizer.chat_template", str),
         tokens=_special(vocabulary, kind),
-        made=tokenizer,
+        built=tokenizer,
     )
 
 
@@ -116,7 +116,7 @@ def _special(vocabulary: _Vocabulary, kind: str) -> Tokens:
         if token in _END_OF_ANSWER and type_ in (_CONTROL, _USER_DEFINED)
     ]
     # Files that do not say: llama.cpp adds it for SentencePiece vocabularies and some byte-level ones.
-    default = kind == "llama" or (kind == "gpt2" and _rule(vocabulary).begins)
+    default = kind == "llama" or (kind == "gpt2" and _rule(vocabulary).add_bos)
     stated = vocabulary.field("add_bos_token", bool)
     return Tokens(
         bos=bos,
@@ -162,10 +162,10 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     bpe = models.BPE(
         vocab=vocabulary.ids,
         merges=merges,
-        ignore_merges=rule.whole,
+        ignore_merges=rule.ignore_merges,
     )
     tokenizer = Tokenizer(bpe)
-    if rule.composed:
+    if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()

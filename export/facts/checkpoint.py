@@ -27,14 +27,14 @@ class TokenizerFiles:
     json: str
     chat_template: str | None
     tokens: Tokens
-    made: Tokenizer | None = field(default=None, compare=False, repr=False)  # that `json` is the text of, if at hand
+    built: Tokenizer | None = field(default=None, compare=False, repr=False)  # that `json` is the text of, if at hand
 
     @cached_property
     def parsed(self) -> Tokenizer:
         """The tokenizer, to read; nobody changes it."""
         from tokenizers import Tokenizer
 
-        return self.made or Tokenizer.from_str(self.json)
+        return self.built or Tokenizer.from_str(self.json)
 
 
 class Checkpoint(Protocol):
@@ -82,7 +82,7 @@ class Checkpoint(Protocol):
         """Return the source's integers and scales if they are in blocks that graphs support, else None."""
         return None
 
-    def own(self, name: str, *, in_place: bool) -> GgufTensor | None:
+    def gguf_tensor(self, name: str, *, in_place: bool) -> GgufTensor | None:
         """Return a matrix in a GGUF file's own blocks; None where our kernels do not compute these. in_place: graphs
         read it in the file."""
         return None

@@ -168,7 +168,7 @@ class LazyWeights(Mapping[str, Weight]):
 
 FLOATS = {"F32", "F16", "BF16"}  # of stored types
 # Types of GGUF files whose blocks our kernels compute with, and bits of a weight.
-OWN = {
+GGUF_TYPES = {
     **{"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6},
     **{"IQ4_NL": 4, "IQ4_XS": 4, "TQ1_0": 2, "TQ2_0": 2},
 }

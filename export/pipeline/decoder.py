@@ -60,7 +60,7 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     if survey := _survey(plan, options, windows, writer):
         recorded = survey.recorded
     else:
-        compared = request.check and not (request.quick and plan.keeps_own)
+        compared = request.check and not (request.quick and plan.keeps_blocks)
         recorded = check.reference(checkpoint, context, options.progress) if compared else None
     given = dataclasses.replace(options, measured=survey and survey.method)
     eights = prefill_weights(checkpoint, given) if request.prefill_weights == "int8" else None
@@ -69,13 +69,13 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     release_freed()
     recording = RecordedWeights(quantized, options.report, "writing weights")
     graph = build_decoder(checkpoint, recording, writer, context, eights)
-    external = _external(checkpoint) if request.in_place and plan.keeps_own else []
+    external = _external(checkpoint) if request.in_place and plan.keeps_blocks else []
     writer.flush()
     template = checkpoint.tokenizer.chat_template
     common = manifest_of(
         checkpoint, graph, name, "decoder", weights, context, external=external, chat_template=template
     )
-    packing = Packing(writer, common) if plan.keeps_own else None
+    packing = Packing(writer, common) if plan.keeps_blocks else None
     with packing or nullcontext():
         kv8 = None if survey is None else write_kv8(writer, survey.largest)
         say_what_changed(checkpoint, recording, say)
@@ -126,7 +126,7 @@ def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Man
 def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: BundleWriter) -> Survey | None:
     """Measure the model for a quick export, in one run of the reference; None for other efforts, and for weights that
     are a file's own: those are not compared."""
-    if not plan.request.quick or plan.keeps_own:
+    if not plan.request.quick or plan.keeps_blocks:
         return None
     checkpoint, context = plan.checkpoint, plan.chosen.context
     (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)

@@ -43,10 +43,10 @@ PREFILL = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
 MEASURED = 4  # windows of the calibration text that keys and values are measured on
 MAX_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
-QUICK_MEASURED = 64  # tokens of the first of them, of a quick export whose weights are a file's own
+GGUF_MEASURED = 64  # tokens of the first of them, of a quick export whose weights are a file's own
 QUICK_CHUNK = 16  # tokens of a step of the check: 64 of them have 10 MB more of logits at a vocabulary of 49,152
 QUICK_TOKENS = 16  # of a golden answer
-OWN_TOKENS = 6  # of one by weights that are a file's own, for which somebody waits
+GGUF_TOKENS = 6  # of one by weights that are a file's own, for which somebody waits
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def finish_decoder(
 
         write_candidates(writer, engine, staged.windows, options)
     options.report(0, 0, "recording golden answers")
-    tokens = GOLDEN_TOKENS if not quick else OWN_TOKENS if manifest.weights == GGUF else QUICK_TOKENS
+    tokens = GOLDEN_TOKENS if not quick else GGUF_TOKENS if manifest.weights == GGUF else QUICK_TOKENS
     golden = record(engine, staged.golden, tokens)
     if draft_text:
         from edge.export.drafts.successors import write_successors
@@ -137,7 +137,7 @@ def finish_decoder(
         from edge.export.targets.cpu.kv8 import largest_of, write_kv8
 
         options.report(0, 0, "measuring keys and values")
-        windows = [staged.windows[0][:QUICK_MEASURED]] if quick else staged.windows[:MEASURED]
+        windows = [staged.windows[0][:GGUF_MEASURED]] if quick else staged.windows[:MEASURED]
         kv8 = write_kv8(writer, largest_of(engine, windows))
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()

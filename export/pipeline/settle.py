@@ -31,9 +31,9 @@ class Plan:
     target: Wanted | None
 
     @property
-    def keeps_own(self) -> bool:
+    def keeps_blocks(self) -> bool:
         """True if the weights are a file's own, which are not rounded."""
-        return bool(METHODS.find(self.chosen.weights).traits.get("own_blocks"))
+        return bool(METHODS.find(self.chosen.weights).traits.get("gguf_blocks"))
 
 
 def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:

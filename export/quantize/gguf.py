@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "gguf"
 HELP = "a GGUF file's own blocks, for hosts with edge-lm-kernels"
-TRAITS = {"bits": 8, "keeps": True, "own_blocks": True, "max_kl": 0.1}
+TRAITS = {"bits": 8, "keeps": True, "gguf_blocks": True, "max_kl": 0.1}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
@@ -32,14 +32,14 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             f"--weights gguf is for GGUF files, and {checkpoint.name} is none; choose int8 or int4 for it."
         )
     names = matrices(checkpoint)
-    if all(checkpoint.own(name, in_place=False) is None for name in names):
+    if all(checkpoint.gguf_tensor(name, in_place=False) is None for name in names):
         kinds = ", ".join(sorted({checkpoint.stored_type(name) for name in names}))
         raise ExportError(
             f"{checkpoint.name} has no weights that --weights gguf could keep ({kinds}); choose keep, int8 or int4."
         )
 
     def make(name: str) -> Weight:
-        if (found := checkpoint.own(name, in_place=options.in_place)) is not None:
+        if (found := checkpoint.gguf_tensor(name, in_place=options.in_place)) is not None:
             return found
         kind, values = checkpoint.stored_type(name), checkpoint.read(name)
         if kind in FLOATS:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
-from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, OWN, Format, matrices
+from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, Format, matrices
 from edge.export.graph.families import find_family
 from edge.export.manifest.tokenizer import compact
 from edge.gguf_parts import GGUF
@@ -100,7 +100,7 @@ def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew:
         return "keep"
     if quick and not both:
         types = {*map(checkpoint.stored_type, checkpoint.names())}
-        if in_place and not types.isdisjoint(OWN):
+        if in_place and not types.isdisjoint(GGUF_TYPES):
             return GGUF
         return "keep" if not folder and types - FLOATS else "int8"
     return str(_defaults(checkpoint).get("weights", "int8" if both else "int4"))

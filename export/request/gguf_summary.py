@@ -12,7 +12,7 @@ from edge.errors import EdgeError
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
 from edge.export.facts.gguf_header import TensorInfo, open_gguf
-from edge.export.facts.tensors import OWN
+from edge.export.facts.tensors import GGUF_TYPES
 from edge.export.quantize.rtn import INT8_BLOCK
 from edge.runtime.kernels.library import computes_gguf, find_kernels
 
@@ -115,8 +115,8 @@ def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
 
 
 def _stored(name: str) -> str:
-    if name in OWN and computes_gguf(find_kernels()):
-        return f"as it is, {OWN[name]} bits"
+    if name in GGUF_TYPES and computes_gguf(find_kernels()):
+        return f"as it is, {GGUF_TYPES[name]} bits"
     if name in FORMS:
         return f"as it is, {FORMS[name].bits} bits"
     return "floats" if name in FLOAT_BYTES else f"8 bits, in blocks of {INT8_BLOCK}"
@@ -125,7 +125,7 @@ def _stored(name: str) -> str:
 def _stored_bytes(info: TensorInfo) -> int:
     """Bytes of a tensor as a run reads it."""
     weights, name = math.prod(info.shape), info.type.name
-    if name in OWN and len(info.shape) == 2 and computes_gguf(find_kernels()):
+    if name in GGUF_TYPES and len(info.shape) == 2 and computes_gguf(find_kernels()):
         return info.size
     if name in FLOAT_BYTES:
         return weights * FLOAT_BYTES[name]

@@ -68,7 +68,7 @@ class KernelGraph:
 
     independent: whether a row of its results has the same bits whatever rows are next to it in a step. inside: the
     names of the bundle's nodes in a node that joins several of them, by its name. files: of the matrices.
-    alone: whether only our kernels can run it.
+    needs_kernels: whether only our kernels can run it.
     """
 
     model: Any
@@ -76,7 +76,7 @@ class KernelGraph:
     independent: bool
     inside: dict[str, list[str]]
     files: list[MappedFile]
-    alone: bool = False
+    needs_kernels: bool = False
 
     @contextmanager
     def lent(self, kernels: Kernels) -> Iterator[bytes]:

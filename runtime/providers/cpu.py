@@ -101,7 +101,7 @@ class Cpu:
                 return self._own(kernels, own, str(path), bundle.root, profile)
             except BundleError as e:
                 check(own.files)
-                if own.alone:
+                if own.needs_kernels:
                     raise
                 without_kernels(str(e))
         if units is not None:

@@ -163,7 +163,7 @@ def test_a_file_that_changed_is_named(outside: Bundle, change: str) -> None:
 
 def test_scales_that_are_no_numbers_are_refused(made: Path, tmp_path: Path) -> None:
     path, header = tmp_path / "m.gguf", open_checkpoint(str(made / "wide llama.gguf"))
-    place = header.own("model.layers.1.mlp.up_proj.weight", in_place=True)
+    place = header.gguf_tensor("model.layers.1.mlp.up_proj.weight", in_place=True)
     assert place is not None and place.place is not None
     content = bytearray((made / "wide llama.gguf").read_bytes())
     content[place.place[1] : place.place[1] + 2] = np.float16(np.nan).tobytes()

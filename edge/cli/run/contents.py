@@ -79,18 +79,18 @@ def contents_of(given: Path, known: Contents | None = None, *, sampled: bool = F
     return found
 
 
-def stays(given: Path) -> str:
+def matrices_in_place(given: Path) -> str:
     """Which of a GGUF file's matrices our kernels read where they are: all, some, or nothing. By its header; nothing
     where that cannot be read, which whoever opens it says."""
     from edge.export.facts.gguf_header import open_gguf
-    from edge.export.facts.tensors import OWN
+    from edge.export.facts.tensors import GGUF_TYPES
 
     try:
         header = open_gguf(given)
         encoder_decoder = str(header.metadata.get("general.architecture", "")).startswith("t5")
     except EdgeError:
         return NOTHING
-    own = [info.type.name in OWN for info in header.tensors.values() if len(info.shape) == 2]
+    own = [info.type.name in GGUF_TYPES for info in header.tensors.values() if len(info.shape) == 2]
     if encoder_decoder or not any(own):
         return NOTHING
     return ALL if all(own) else SOME

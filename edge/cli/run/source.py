@@ -109,7 +109,7 @@ def _of_name(named: Named) -> Bundle:
 
 def _of_files(path: Path, given: str | Path) -> Bundle:
     """The bundle of the model at a path, which is called as it was given."""
-    from edge.cli.run.contents import ALL, NOTHING, contents_of, stays  # 2 ms that a bundle does without
+    from edge.cli.run.contents import ALL, NOTHING, contents_of, matrices_in_place  # 2 ms that a bundle does without
     from edge.cli.run.made import made, reads_in_place, target_of
     from edge.external_file import is_nameable
 
@@ -118,7 +118,7 @@ def _of_files(path: Path, given: str | Path) -> Bundle:
     if (bundle := made(target_of(path, contents))) is not None:
         return bundle
     if in_place:
-        kept = stays(path)
+        kept = matrices_in_place(path)
         contents = dataclasses.replace(contents if kept == ALL else contents_of(path), in_place=kept != NOTHING)
     target = target_of(path, contents)
     if (bundle := made(target)) is not None:
@@ -194,7 +194,7 @@ def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
     with BundleWriter(target, force=True) as writer:
         request = ExportRequest(str(given if by_name else contents.path), effort=QUICK, in_place=contents.in_place)
         if contents.in_place:  # little is written, and nothing of it is large
-            manifest = _apart(given, _both, request, writer)
+            manifest = _apart(given, _stage_and_finish, request, writer)
         else:
             _apart(given, _stage, request, writer)
             manifest = _apart(given, _finish, request, writer)
@@ -226,7 +226,7 @@ def _stage(request: ExportRequest, writer: BundleWriter) -> None:
         stage_apart(request, writer, progress, say)
 
 
-def _both(request: ExportRequest, writer: BundleWriter) -> Manifest:
+def _stage_and_finish(request: ExportRequest, writer: BundleWriter) -> Manifest:
     _stage(request, writer)
     return _finish(request, writer)
 

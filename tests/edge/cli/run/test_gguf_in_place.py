@@ -14,7 +14,7 @@ from gguf_files import tiny_model, write_gguf
 from edge.bundle import open_bundle
 from edge.cli.main import main
 from edge.cli.run import source
-from edge.cli.run.contents import stays
+from edge.cli.run.contents import matrices_in_place
 from edge.runtime.kernels.library import find_kernels
 
 if find_kernels() is None:
@@ -80,13 +80,13 @@ def test_weights_that_were_changed_in_place_are_packed_again(file: Path) -> None
 
 
 def test_which_matrices_stay_is_read_off_the_header(file: Path, tmp_path: Path) -> None:
-    assert stays(file) == "all"
+    assert matrices_in_place(file) == "all"
     some = write_gguf(tmp_path / "some.gguf", tiny_model("llama"), types=ALL | {"ffn_up.w": Type.F16})
-    assert stays(some) == "some"
+    assert matrices_in_place(some) == "some"
     floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"))
-    assert stays(floats) == "nothing"
+    assert matrices_in_place(floats) == "nothing"
     (tmp_path / "none.gguf").write_bytes(b"GGUF")
-    assert stays(tmp_path / "none.gguf") == "nothing"
+    assert matrices_in_place(tmp_path / "none.gguf") == "nothing"
 
 
 def test_floats_are_stored_as_before(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

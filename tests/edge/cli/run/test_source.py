@@ -184,7 +184,7 @@ def fill(request: ExportRequest, writer: BundleWriter) -> None:
 def test_an_error_of_the_system_comes_back_from_the_process_that_exports(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for stage in ("_stage", "_both"):
+    for stage in ("_stage", "_stage_and_finish"):
         monkeypatch.setattr(source, stage, fill)
     path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
     assert main(["run", str(path), *ASKED]) == 2
