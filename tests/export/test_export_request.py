@@ -15,9 +15,9 @@ from edge.export.request.export_request import ExportRequest
 from edge.runtime.options import has_option, option_of
 
 
-def test_the_command_asks_for_all_that_a_request_has_but_what_effort_decides() -> None:
+def test_the_command_asks_for_all_that_a_request_has_but_what_effort_and_edge_run_decide() -> None:
     named = {field.name for field in fields(ExportRequest) if not has_option(field) or option_of(field).flag}
-    assert {field.name for field in fields(ExportRequest)} - named == {"candidates"}
+    assert {field.name for field in fields(ExportRequest)} - named == {"candidates", "in_place"}
 
 
 def test_what_the_command_is_given_becomes_a_request(tmp_path: Path) -> None:
