@@ -181,6 +181,8 @@ def _show_placement(bundle: Bundle, args: argparse.Namespace) -> None:
 def _chats(manifest: Manifest) -> str:
     if manifest.chat_template is None:
         return "none: only --raw prompts"
+    if manifest.external:  # which no phone reads, and so has none
+        return "yes"
     return "yes" if manifest.chat_format is not None else "yes, but no chat format: a phone cannot render it"
 
 

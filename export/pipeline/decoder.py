@@ -85,7 +85,8 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
         release_freed()
         special = special_tokens(checkpoint.tokenizer)
         marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
-        plain = None if template is None else chat_format(template, special, marks)
+        # For hosts without jinja2, which read no weights that stay in a GGUF file; finding it takes a second or two.
+        plain = None if template is None or request.in_place else chat_format(template, special, marks)
         settings = chat_settings(checkpoint, say)
         for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
             if sentence is not None:
