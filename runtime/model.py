@@ -90,9 +90,9 @@ class Model(Loaded):
         Raises:
             InputError: the prompt is empty, or a system message cannot be placed; or `think` where the model cannot.
         """
-        return self._prompt(prompt, system, raw, think)[0]
+        return self.asked(prompt, system, raw, think)[0]
 
-    def _prompt(
+    def asked(
         self, prompt: Prompt, system: str | None, raw: bool, think: bool | None
     ) -> tuple[list[int], Block | None]:
         """A prompt's token ids, and the block of thoughts that its answer may begin with."""
@@ -164,7 +164,7 @@ class Model(Loaded):
         """
         asked = time.perf_counter_ns()
         options = self.settled(with_keywords(own(options), keywords), raw=raw)
-        ids, block = self._prompt(prompt, system, raw, options.think)
+        ids, block = self.asked(prompt, system, raw, options.think)
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
@@ -229,7 +229,7 @@ class Model(Loaded):
         asked = []
         for number, (prompt, own_options) in enumerate(zip(prompts, options, strict=True), 1):
             try:
-                asked.append(self._prompt(prompt, system, raw, own_options.think))
+                asked.append(self.asked(prompt, system, raw, own_options.think))
                 check_prompt(asked[-1][0], self.engine, "shorten it")
             except InputError as e:
                 raise InputError(f"Prompt {number}: {e}") from None
@@ -270,7 +270,8 @@ class Model(Loaded):
         raw: bool,
         width: int | None,
     ) -> Generator[tuple[int, Result], None, None]:
-        from edge.runtime.batch.answers import Batch
+        from edge.runtime.batch.answer import BatchAnswer
+        from edge.runtime.batch.batch import Batch
 
         engine = self.engine
         width = width or engine.side_by_side
@@ -290,7 +291,16 @@ class Model(Loaded):
             share = engine.shares.take(engine.plan.answer_bytes(width * capacity), options[0].interrupted)
         with share or nullcontext():  # none where it was interrupted, before any memory is written
             batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
-            yield from batch.answers(asked, options)
+            for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):  # the longest prompts are begun first
+                batch.add(BatchAnswer(i, asked[i], options[i], engine, self.text))
+            while not batch.idle:
+                interrupted = options[0].interrupted()  # by which all answers end where they are
+                for each in batch.interrupt() if interrupted else batch.step():
+                    if each.error is not None:
+                        raise each.error
+                    yield each.place, each.whole()
+                if interrupted:
+                    return
 
     def generate_all(
         self,

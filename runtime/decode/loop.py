@@ -4,7 +4,7 @@ are right."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -134,15 +134,29 @@ def generate(
 def decode(
     engine: Engine, cache: KVCache, last: int, sampler: Sampler, drafts: Drafts, interrupted: Callable[[], bool]
 ) -> Iterator[int]:
+    """Yield the tokens of `decode_steps` one by one.
+
+    The last token yielded is never in the cache, whenever the loop is left. Which token ends an answer is the caller's
+    business.
+    """
+    with closing(decode_steps(engine, cache, last, sampler, drafts, interrupted)) as steps:
+        for sampled in steps:
+            start = cache.length - len(sampled)
+            for n, token in enumerate(sampled, 1):
+                cache.length = start + n
+                yield token
+
+
+def decode_steps(
+    engine: Engine, cache: KVCache, last: int, sampler: Sampler, drafts: Drafts, interrupted: Callable[[], bool]
+) -> Generator[list[int], None, None]:
     """Speculative decoding (Leviathan et al. 2023, algorithm 1) of what follows a text whose `last` token alone is not
-    in the cache, until the cache is full or somebody interrupts.
+    in the cache, until the cache is full or somebody interrupts. Yields the tokens of each step, one or more, of which
+    the last one is not in the cache.
 
     Here the approximation model is certain of each guess, q(x) = 1: drawing t from p and comparing accepts x with
     probability p(x), as the paper does, and what is drawn elsewhere has p's distribution without x. Without a drafter
     gamma is 0, and this is plain decoding.
-
-    The last token yielded is never in the cache, whenever the loop is left. Which token ends an answer is the caller's
-    business.
     """
     t = np.array([last], np.int64)
     with drafts.over(engine, cache, sampler, last) as (step, choose):
@@ -157,7 +171,7 @@ def decode(
                 assert token is not None, "a step of one token gives what its choice needs"
                 drafts.accept(t, p, [token])
                 t[0] = token
-                yield token
+                yield [token]
                 continue
             tokens = np.array([t[0], *x.tokens], np.int64)
             cache.mark()
@@ -170,9 +184,7 @@ def decode(
                 engine.step(cache, tokens[cache.length - start : len(sampled)])
             drafts.accept(tokens, p, sampled)
             t[0] = sampled[-1]
-            for n, token in enumerate(sampled, 1):
-                cache.length = start + n
-                yield token
+            yield sampled
 
 
 def accept(p: NDArray[Any], x: Draft, choose: Choose) -> list[int]:

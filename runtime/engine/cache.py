@@ -20,6 +20,10 @@ POSITION = 8  # bytes of a row's position
 UNASKED = 1 << 30  # bytes that no machine is asked about
 
 
+Rows = list[tuple[NDArray[Any], NDArray[Any]]]
+"""Keys and values of each layer, [1, heads, S, head_dim]."""
+
+
 class MemoryKey:
     """An identity of a cache's memory. Steps and bindings for that memory are stored under it and freed with it."""
 
@@ -99,7 +103,7 @@ class KVCache:
         return ((1, layer.heads, self.rows, layer.head_dim),) * 2
 
     @property
-    def buffers(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    def buffers(self) -> Rows:
         """Keys and values of each layer as the host sees them."""
         return [(key.array, value.array) for key, value in self.memory]
 
@@ -146,7 +150,18 @@ class KVCache:
             assert snapshot.states is not None, "another cache's snapshot"
             self.states.restore(snapshot.states)
 
-    def _part(self, start: int, end: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    def first_rows(self, length: int) -> Rows:
+        """A copy of the first `length` rows."""
+        return [(key.copy(), value.copy()) for key, value in self._part(0, length)]
+
+    def begin(self, rows: Rows, length: int) -> None:
+        """Begin an empty cache of a model without states with the first `length` rows of another text's."""
+        assert self.length == 0 and self.states is None, "rows begin an empty text"
+        for part, kept in zip(self._part(0, length), rows, strict=True):
+            part[0][:], part[1][:] = kept[0][:, :, :length], kept[1][:, :, :length]
+        self.length = length
+
+    def _part(self, start: int, end: int) -> Rows:
         """The rows from `start` up to `end`, in place: key and value of each layer."""
         return [(key[:, :, start:end], value[:, :, start:end]) for key, value in self.buffers]
 

@@ -1,0 +1,304 @@
+"""Answers to several prompts in parallel.
+
+A step of 8 sequences costs 2.2 (8 bits) to 3.3 times (4 bits) a step of one (SmolLM2-135M, two cores): they share the
+reading of the weights. Each has its own rows and positions, so that answers do not depend on each other: with kernels
+for which a row of a step does not depend on the rows next to it, not in any bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge.errors import EdgeError, InputError
+from edge.runtime.batch.answer import BatchAnswer
+from edge.runtime.batch.prefixes import Prefixes
+from edge.runtime.decode.answer import drafts_of
+from edge.runtime.decode.generate_options import never
+from edge.runtime.decode.loop import decode_steps, prefill
+from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.slots import Slots
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
+from edge.runtime.text.tokenizer import Text
+
+if TYPE_CHECKING:
+    from edge.runtime.speculate.speculation import Speculation
+
+_log = logging.getLogger(__name__)
+
+SHORTEST = 8  # tokens of a prompt that are read at a time beside answers that grow
+FORGETS = 4  # steps in which what a step takes is forgotten, by and by
+
+
+@dataclasses.dataclass
+class _Reading:
+    """A prompt that is being read into a cache."""
+
+    answer: BatchAnswer
+    cache: KVCache
+
+
+class Batch:
+    """Grows answers in one engine, whose steps take several sequences: `add` them, and call `step` until it is `idle`.
+
+    The prompt that waits longest is read first. Where `fair`, it is read piece by piece between the steps of those that
+    grow, each piece in about the time of such a step, and has memory of its own meanwhile; otherwise at once.
+
+    Args:
+        engine: what runs the steps.
+        text: the tokenizer.
+        capacity: maximum tokens of a prompt with its answer.
+        width: maximum answers that grow at a time.
+        chunk: maximum prompt tokens of one step.
+        fair: as above.
+        speculation: what drafts for an answer that grows alone, where drafts change no bit of it.
+        prefixes: texts that prompts may begin like.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        *,
+        capacity: int,
+        width: int,
+        chunk: int,
+        fair: bool = False,
+        speculation: Speculation | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        self._engine, self._text, self._chunk, self._width, self._fair = engine, text, chunk, width, fair
+        self._routes, self._prefixes = engine.routes, prefixes
+        self._speculation = speculation if engine.independent and engine.routes is None else None
+        self._capacity = capacity
+        self._slots = self._fitting()
+        self._waiting = deque[BatchAnswer]()
+        self._reading: _Reading | None = None
+        self._growing: dict[KVCache, BatchAnswer] = {}
+        self._alone: Generator[list[int], None, None] | None = None  # steps of an answer that has drafts
+        self._step_s = self._token_s = 0.0  # what a step of those that grow takes, and a token that is read
+
+    def _fitting(self) -> Slots:
+        """Memory for as many sequences as are wanted, or as there is room for."""
+        while True:
+            try:
+                return self._engine.new_slots(self._capacity, self._width)
+            except MemoryError as e:
+                if self._width == 1:
+                    raise InputError(f"There is no memory for a KV cache of {self._capacity} tokens.") from e
+                self._width //= 2
+                _log.warning("There is memory for %d prompts at a time.", self._width)
+
+    def add(self, answer: BatchAnswer) -> None:
+        """Let an answer wait for its turn."""
+        self._waiting.append(answer)
+
+    @property
+    def idle(self) -> bool:
+        """True if there is nothing to do."""
+        return not (self._waiting or self._reading or self._growing)
+
+    @property
+    def growing(self) -> int:
+        """The number of answers that grow."""
+        return len(self._growing)
+
+    @property
+    def waiting(self) -> int:
+        """The number of answers that wait, or whose prompt is being read."""
+        return len(self._waiting) + (self._reading is not None)
+
+    def close(self) -> None:
+        """Give the drafter back."""
+        if self._alone is not None:
+            self._alone.close()
+            self._alone = None
+
+    def interrupt(self) -> Iterator[BatchAnswer]:
+        """End all answers where they are."""
+        self.close()
+        reading = [] if self._reading is None else [self._reading.answer]
+        for answer in (*self._growing.values(), *reading, *self._waiting):
+            answer.interrupt()
+            yield answer
+
+    def step(self) -> list[BatchAnswer]:
+        """Read a part of a prompt, or all of it, and let all answers grow by a token, or one that is alone by several.
+        Returns those that ended; one may have ended by an error that concerns it alone."""
+        ended = self._cancelled()
+        self._admit()
+        if self._reading is not None:
+            self.close()
+            ended += self._read(self._reading)
+            if not self._fair:  # the next prompt may go with this one
+                return ended
+        if self._growing:
+            ended += self._grow()
+        return ended
+
+    def _cancelled(self) -> list[BatchAnswer]:
+        """Leave out the answers that nobody wants any more."""
+        gone = [answer for answer in self._waiting if answer.cancelled]
+        self._waiting = deque(answer for answer in self._waiting if not answer.cancelled)
+        if self._reading is not None and self._reading.answer.cancelled:
+            gone.append(self._reading.answer)
+            self._reading = None
+        for cache, answer in [*self._growing.items()]:
+            if answer.cancelled:
+                gone.append(answer)
+                self._leave(cache)
+        for answer in gone:
+            answer.finish = "interrupted"
+        return gone
+
+    def _admit(self) -> None:
+        """Begin to read the prompt that waits longest, where there is a place for its answer."""
+        if self._reading is not None or not self._waiting or len(self._growing) >= self._width or not self._open:
+            return
+        answer = self._waiting[0]
+        cache = self._engine.new_cache(self._capacity)
+        cache.capacity = cache.ends = answer.capacity
+        cache.prompt = len(answer.prompt)
+        if not self._alike(cache):
+            return
+        self._waiting.popleft()
+        answer.begin()
+        if not self._fair:
+            self._slots.join(cache)
+        if self._prefixes is not None:
+            answer.timings.cached_tokens = self._prefixes.begin(answer.prompt, cache)
+        self._reading = _Reading(answer, cache)
+
+    @property
+    def _open(self) -> bool:
+        """True if another answer may begin. Where layers depend on the length and are the same for all texts of a step,
+        it may only begin together with the others."""
+        caches = self._slots.caches
+        return self._free or not caches or caches[0].length == caches[0].prompt
+
+    def _alike(self, cache: KVCache) -> bool:
+        """True if an answer in this cache runs through the same layers as those that grow, token by token."""
+        routes, caches = self._routes, self._slots.caches
+        if routes is None or routes.free or not caches:
+            return True
+        return routes.pace(caches[0]) == routes.pace(cache)
+
+    @property
+    def _free(self) -> bool:
+        """True if an answer may run through other layers than those next to it, or all tokens run through the same."""
+        return self._routes is None or self._routes.free
+
+    def _read(self, reading: _Reading) -> list[BatchAnswer]:
+        """Read a prompt, or where answers grow that shall not wait for it, a part of it."""
+        answer, cache = reading.answer, reading.cache
+        rest = np.array(answer.prompt[cache.length :], np.int64)
+        # The int8 prefill graph is for prompts of some length, and takes them whole.
+        size = self._piece() if self._fair and self._engine.prefill is None else len(rest)
+        began = time.perf_counter()
+        try:
+            logits = prefill(self._engine, cache, rest[:size], chunk=self._chunk, interrupted=answer.options.interrupted)
+            cache.prompt = len(answer.prompt)
+            if size < len(rest):
+                return []
+            self._token_s = (time.perf_counter() - began) / min(size, len(rest))
+            self._reading = None
+            if logits is None:  # it was interrupted
+                answer.interrupt()
+            else:
+                self._join(answer, cache)
+                answer.take(logits[0], LOGITS)
+        except EdgeError as e:  # of this text alone
+            self._reading, answer.error = None, e
+        return self._ended([cache] if cache in self._slots.caches else [], [answer])
+
+    def _piece(self) -> int:
+        """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what takes about
+        as long as a step of those that grow. Without kernels to which that makes no difference, always the same."""
+        if not self._growing or not self._engine.independent:
+            return self._chunk
+        if not self._token_s or not self._step_s:
+            return SHORTEST
+        return max(SHORTEST, min(self._chunk, int(self._step_s / self._token_s)))
+
+    def _join(self, answer: BatchAnswer, cache: KVCache) -> None:
+        """Let an answer grow, whose prompt was read."""
+        if self._prefixes is not None:
+            self._prefixes.keep(answer.prompt, cache)
+        if self._fair:
+            self._slots.join(cache)
+        self._growing[cache] = answer
+
+    def _grow(self) -> list[BatchAnswer]:
+        """Run a step of all answers that grow."""
+        caches = [*self._slots.caches]
+        answers = [self._growing[cache] for cache in caches]
+        began = time.perf_counter()
+        if self._speculation is not None and len(answers) == 1 and not self.waiting:
+            self._grow_alone(answers[0], caches[0])
+        else:
+            self.close()
+            wanted = self._asked()
+            tokens = np.array([answer.last for answer in answers], np.int64)
+            rows = self._engine.step_all(self._slots, tokens, want=wanted)
+            for answer, row in zip(answers, rows, strict=True):
+                try:
+                    answer.take(row, wanted)
+                except EdgeError as e:  # of this text alone
+                    answer.error = e
+            self._step_s += (time.perf_counter() - began - self._step_s) / (FORGETS if self._step_s else 1)
+        return self._ended(caches, answers)
+
+    def _grow_alone(self, answer: BatchAnswer, cache: KVCache) -> None:
+        """Run a step of an answer with drafts, which change no bit of it."""
+        if self._alone is None:
+            before, left = [*answer.prompt, *answer.tokens[:-1]], answer.ends.max_tokens - len(answer.tokens)
+            ends = dataclasses.replace(answer.ends, max_tokens=max(1, left))
+            drafts = drafts_of(self._speculation, before, ends, self._text, answer.options, answer.timings)
+            self._alone = decode_steps(self._engine, cache, answer.last, answer.sampler, drafts, never)
+        try:
+            for token in next(self._alone):
+                answer.push(token)
+                if answer.finish is not None:
+                    return
+        except EdgeError as e:
+            answer.error = e
+
+    def _asked(self) -> Want:
+        """Return what a step is asked for: of logits in a device's memory only what the samplers need."""
+        engine, samplers = self._engine, [each.sampler for each in self._growing.values()]
+        if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
+            return TOKENS
+        if engine.remote and all(isinstance(sampler, Categorical) for sampler in samplers):
+            return CANDIDATES
+        return LOGITS
+
+    def _ended(self, caches: Sequence[KVCache], answers: Sequence[BatchAnswer]) -> list[BatchAnswer]:
+        """Let the answers that have ended leave their slots."""
+        ended = [answer for answer in answers if answer.finish is not None or answer.error is not None]
+        for cache in caches:
+            answer: Any = self._growing.get(cache)
+            if answer is None or answer in ended:
+                if answer is not None and answer.error is None and self._prefixes is not None:
+                    text = [*answer.prompt, *answer.tokens[:-1]]
+                    self._prefixes.keep(text[: cache.length], cache)
+                self._leave(cache)
+        return ended
+
+    def _leave(self, cache: KVCache) -> None:
+        if len(self._growing) == 1:
+            self.close()
+        self._slots.leave(cache)
+        self._growing.pop(cache, None)
+
+
+def _likeliest(sampler: Sampler) -> bool:
+    """True if a sampler is certain to choose the likeliest token next."""
+    return not sampler.unsure if isinstance(sampler, Uncircling) else sampler is greedy
