@@ -115,5 +115,5 @@ $(VENV)/.docs: $(SOURCES) | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
-	$(PIP_INSTALL) --editable '.[tune,test]'
+	$(PIP_INSTALL) --editable '.[tune,serve,test]'
 	@touch $@ $(VENV)/.gguf $(VENV)/.lint

@@ -46,6 +46,19 @@ class _Reading:
     cache: KVCache
 
 
+class _One:
+    """The place of one text at a time, where steps take one alone. See `Slots`."""
+
+    def __init__(self) -> None:
+        self.caches: list[KVCache] = []
+
+    def join(self, cache: KVCache) -> None:
+        self.caches.append(cache)
+
+    def leave(self, cache: KVCache) -> None:
+        self.caches.remove(cache)
+
+
 class Batch:
     """Grows answers in one engine, whose steps take several sequences: `add` them, and call `step` until it is `idle`.
 
@@ -56,7 +69,7 @@ class Batch:
         engine: what runs the steps.
         text: the tokenizer.
         capacity: maximum tokens of a prompt with its answer.
-        width: maximum answers that grow at a time.
+        width: maximum answers that grow at a time; one, where steps take no more.
         chunk: maximum prompt tokens of one step.
         fair: as above.
         speculation: what drafts for an answer that grows alone, where drafts change no bit of it.
@@ -79,7 +92,9 @@ class Batch:
         self._routes, self._prefixes = engine.routes, prefixes
         self._speculation = speculation if engine.independent and engine.routes is None else None
         self._capacity = capacity
-        self._slots = self._fitting()
+        self._slots = self._fitting() if engine.supports_batching else _One()
+        if isinstance(self._slots, _One):
+            self._width = 1
         self._waiting = deque[BatchAnswer]()
         self._reading: _Reading | None = None
         self._growing: dict[KVCache, BatchAnswer] = {}
@@ -136,7 +151,8 @@ class Batch:
         ended = self._cancelled()
         self._admit()
         if self._reading is not None:
-            self.close()
+            if not isinstance(self._slots, _One):
+                self.close()
             ended += self._read(self._reading)
             if not self._fair:  # the next prompt may go with this one
                 return ended
@@ -204,7 +220,9 @@ class Batch:
         size = self._piece() if self._fair and self._engine.prefill is None else len(rest)
         began = time.perf_counter()
         try:
-            logits = prefill(self._engine, cache, rest[:size], chunk=self._chunk, interrupted=answer.options.interrupted)
+            logits = prefill(
+                self._engine, cache, rest[:size], chunk=self._chunk, interrupted=answer.options.interrupted
+            )
             cache.prompt = len(answer.prompt)
             if size < len(rest):
                 return []
@@ -241,7 +259,8 @@ class Batch:
         caches = [*self._slots.caches]
         answers = [self._growing[cache] for cache in caches]
         began = time.perf_counter()
-        if self._speculation is not None and len(answers) == 1 and not self.waiting:
+        alone = self._speculation is not None and len(answers) == 1 and not self.waiting
+        if alone or isinstance(self._slots, _One):
             self._grow_alone(answers[0], caches[0])
         else:
             self.close()
@@ -257,7 +276,7 @@ class Batch:
         return self._ended(caches, answers)
 
     def _grow_alone(self, answer: BatchAnswer, cache: KVCache) -> None:
-        """Run a step of an answer with drafts, which change no bit of it."""
+        """Run a step of one answer, with drafts where these change no bit of it."""
         if self._alone is None:
             before, left = [*answer.prompt, *answer.tokens[:-1]], answer.ends.max_tokens - len(answer.tokens)
             ends = dataclasses.replace(answer.ends, max_tokens=max(1, left))

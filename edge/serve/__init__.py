@@ -1,0 +1,1 @@
+"""`edge serve`: models of this machine at an address, in the protocols that editors, agents and apps speak."""

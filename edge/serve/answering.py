@@ -1,0 +1,201 @@
+"""Answers on their way from a model's thread to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.concurrency import run_in_threadpool
+
+from edge.errors import EdgeError
+from edge.runtime.batch.answer import BatchAnswer
+from edge.runtime.decode.answer import Piece, Timings
+from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.decode.sampling import Sampler
+from edge.serve.refusal import BROKEN, Refusal
+from edge.serve.worker import Job, Worker
+
+if TYPE_CHECKING:
+    from edge.runtime.model import Prompt
+
+_log = logging.getLogger(__name__)
+
+TOP_LOGPROBS = 20  # most likely tokens of each place, at most
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a request asks of a model. options: one for each of the answers that are wanted. top: the number of likely
+    tokens whose log probabilities are told; None: of no token."""
+
+    prompt: Prompt
+    options: Sequence[GenerateOptions]
+    raw: bool = False
+    top: int | None = None
+
+
+@dataclass
+class Logprob:
+    """A token that was chosen, and its log probability before any rule; likely: the likeliest tokens and theirs."""
+
+    token: int
+    value: float
+    likely: list[tuple[int, float]]
+
+
+class _Watching:
+    """A sampler that notes the log probability of what it chooses."""
+
+    def __init__(self, sampler: Sampler, top: int, found: list[Logprob]) -> None:
+        self._sampler, self._top, self._found = sampler, top, found
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        token = self._sampler(logits)
+        largest = float(logits.max())
+        total = largest + float(np.log(np.exp(logits - largest, dtype=np.float64).sum()))
+        best = np.argpartition(-logits, self._top)[: self._top] if self._top else np.empty(0, np.int64)
+        likely = sorted(((int(i), float(logits[i]) - total) for i in best), key=lambda pair: (-pair[1], pair[0]))
+        self._found.append(Logprob(token, float(logits[token]) - total, likely))
+        return token
+
+
+@dataclass
+class Part:
+    """Something of an answer that came. index: which of the answers. logprobs: of its token, where that was asked."""
+
+    index: int
+    piece: Piece
+    logprobs: list[Logprob] = field(default_factory=list)
+
+
+class Answers:
+    """The answers to one request. Leave `parts` early, and nothing more is computed."""
+
+    def __init__(self, worker: Worker, ask: Ask) -> None:
+        self._worker, self._ask = worker, ask
+        self._answers: list[BatchAnswer] = []
+        self._loop = asyncio.get_running_loop()
+        self._came = asyncio.Queue[Part | BatchAnswer]()
+        self._logprobs: list[list[Logprob]] = [[] for _ in ask.options]
+
+    @property
+    def timings(self) -> list[Timings]:
+        """The times and counts of each answer."""
+        return [answer.timings for answer in self._answers]
+
+    async def begin(self) -> None:
+        """Let the answers wait for their turn.
+
+        Raises:
+            EdgeError: the request cannot be answered.
+        """
+        self._answers = await run_in_threadpool(self._made)
+        self._worker.ask([Job(answer, self._put) for answer in self._answers])
+
+    def _made(self) -> list[BatchAnswer]:
+        return [self._make(i, options) for i, options in enumerate(self._ask.options)]
+
+    def _make(self, index: int, options: GenerateOptions) -> BatchAnswer:
+        ask, noted, told = self._ask, self._logprobs[index], 0
+
+        def deliver(piece: Piece) -> None:
+            nonlocal told
+            new = noted[told : told + 1] if piece.token_id is not None else []
+            told += len(new)
+            self._put(Part(index, piece, new))
+
+        def watching(sampler: Sampler) -> Sampler:
+            assert ask.top is not None
+            return _Watching(sampler, ask.top, noted)
+
+        wrap = None if ask.top is None else watching
+        return self._worker.make(ask.prompt, options, deliver, raw=ask.raw, wrap=wrap)
+
+    def _put(self, came: Part | BatchAnswer) -> None:
+        """Hand something over from the model's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._came.put_nowait, came)
+        except RuntimeError:  # the server has ended
+            for answer in self._answers:
+                answer.cancelled = True
+
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        """What comes of the answers, until all have ended.
+
+        Raises:
+            EdgeError: an answer failed.
+        """
+        left = len(self._answers)
+        try:
+            while left:
+                came = await self._came.get()
+                if isinstance(came, Part):
+                    yield came
+                elif isinstance(came.error, EdgeError):
+                    raise came.error
+                elif came.error is not None:  # a client is told no more
+                    _log.error("An answer failed in a way that nobody foresaw: %s", came.error)
+                    raise Refusal(BROKEN, "The answer failed in a way that nobody foresaw; the server's log says more.")
+                else:
+                    left -= 1
+        finally:
+            for answer in self._answers:
+                answer.cancelled = True
+
+    async def whole(self, gone: Callable[[], Awaitable[bool]]) -> list[list[Part]] | None:
+        """All parts of each answer; None where the client went away before."""
+        found: list[list[Part]] = [[] for _ in self._answers]
+
+        async def collect() -> None:
+            async for part in self.parts():
+                found[part.index].append(part)
+
+        task = asyncio.ensure_future(collect())
+        try:
+            while not (await asyncio.wait([task], timeout=1.0))[0]:
+                if await gone():
+                    return None
+            task.result()
+        finally:
+            task.cancel()
+            for answer in self._answers:
+                answer.cancelled = True
+        return found
+
+
+def text_of(parts: Sequence[Part]) -> str:
+    """The text of an answer's parts."""
+    return "".join(part.piece.text for part in parts)
+
+
+def thoughts_of(parts: Sequence[Part]) -> str | None:
+    """The thoughts of an answer's parts; None where there are none."""
+    found = [part.piece.thoughts for part in parts if part.piece.thoughts is not None]
+    return "".join(found) if any(found) else None
+
+
+def finish_of(piece: Piece) -> str:
+    """The reason why an answer ended, as both protocols call it."""
+    return "stop" if piece.finish_reason == "stop" else "length"
+
+
+def usage_of(timings: Sequence[Timings]) -> dict[str, Any]:
+    """OpenAI's counts of tokens. Drafted ones are among the answer's where they were right."""
+    prompt, answered = timings[0].prompt_tokens, sum(each.generated_tokens for each in timings)
+    figures = [each.speculation for each in timings if each.speculation is not None]
+    accepted, drafted = sum(f.accepted for f in figures), sum(f.drafted for f in figures)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answered,
+        "total_tokens": prompt + answered,
+        "prompt_tokens_details": {"cached_tokens": max(each.cached_tokens for each in timings)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }

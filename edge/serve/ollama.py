@@ -1,0 +1,249 @@
+"""Ollama's protocol: chat, generate, and the lists of models."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from edge import __version__
+from edge.bundle import MANIFEST
+from edge.errors import EdgeError, InputError
+from edge.runtime.decode.answer import Timings
+from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.decode.sampling import RANDOM
+from edge.runtime.options import any_value, shown
+from edge.runtime.text.template import Message
+from edge.serve.answering import Answers, Ask, Part, finish_of, text_of, thoughts_of
+from edge.serve.fields import Fields
+from edge.serve.openai import thinking
+from edge.serve.refusal import BAD, Refusal
+
+if TYPE_CHECKING:
+    from edge.serve.server import Server
+
+# Options by what they are called there.
+OPTIONS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+}
+DOCS = " (docs/guide/serve.md lists what it knows)"
+
+
+async def version(server: Server, request: Request) -> Response:
+    """`GET /api/version`."""
+    return JSONResponse({"version": __version__})
+
+
+async def tags(server: Server, request: Request) -> Response:
+    """`GET /api/tags`: the models that there are."""
+    return JSONResponse({"models": [_described(server, name) for name in server.models.bundles]})
+
+
+async def ps(server: Server, request: Request) -> Response:
+    """`GET /api/ps`: the models in memory."""
+    return JSONResponse({"models": [_described(server, name) for name in server.models.loaded]})
+
+
+async def show(server: Server, request: Request) -> Response:
+    """`POST /api/show`: what a model is."""
+    fields = Fields(await server.body(request))
+    name = server.models.name(fields.text("model") or fields.text("name"))
+    fields.unread("verbose", "name")
+    fields.end(DOCS)
+    manifest = server.models.bundles[name].manifest
+    return JSONResponse(
+        {
+            "template": manifest.chat_template or "",
+            "details": _described(server, name)["details"],
+            "model_info": {
+                "general.architecture": manifest.family,
+                f"{manifest.family}.context_length": manifest.context,
+            },
+            "capabilities": ["completion"] + (["thinking"] if manifest.thinking is not None else []),
+        }
+    )
+
+
+async def chat(server: Server, request: Request) -> Response:
+    """`POST /api/chat`."""
+    fields = Fields(await server.body(request))
+    messages = fields.take("messages", _messages, [])
+    fields.only("tools", [[]], "Tools are not served yet; leave tools out.")
+
+    def said(parts: Sequence[Part]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text_of(parts)}
+        thoughts = thoughts_of(parts)
+        return {"message": message | ({"thinking": thoughts} if thoughts is not None else {})}
+
+    return await _answer(server, request, fields, messages, said)
+
+
+async def generate(server: Server, request: Request) -> Response:
+    """`POST /api/generate`."""
+    fields = Fields(await server.body(request))
+    prompt, system = fields.text("prompt") or "", fields.text("system")
+    raw = fields.flag("raw")
+    for name in ("suffix", "template", "context", "images"):
+        fields.only(name, ["", []], f"{name} is not served; leave it out.")
+    if raw and system:
+        raise Refusal(BAD, "A raw prompt takes no system message; put it into the prompt.", field="system")
+
+    def said(parts: Sequence[Part]) -> dict[str, Any]:
+        thoughts = thoughts_of(parts)
+        return {"response": text_of(parts)} | ({"thinking": thoughts} if thoughts is not None else {})
+
+    given: str | list[Message] = prompt
+    if prompt and not raw:
+        given = [Message(role="user", content=prompt)]
+        given = [Message(role="system", content=system), *given] if system else given
+    return await _answer(server, request, fields, given, said)
+
+
+async def _answer(
+    server: Server,
+    request: Request,
+    fields: Fields,
+    prompt: str | list[Message],
+    said: Callable[[Sequence[Part]], dict[str, Any]],
+) -> Response:
+    """Answer a prompt. said: makes what a response has of some parts of the answer."""
+    name = server.models.name(fields.text("model"))
+    streamed: bool = fields.take("stream", _flag, True)
+    keep, think = fields.take("keep_alive", any_value), fields.take("think", any_value)
+    options, context = _options(fields.object("options") or Fields({}))
+    fields.only("format", [""], "Answers in a given form are not served yet; leave format out.")
+    fields.end(DOCS)
+    if think is not None:
+        options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
+    if not prompt:  # loads the model, or with keep_alive 0 gives its memory back
+        unload = keep in (0, "0")
+        await run_in_threadpool(server.models.unload if unload else server.models.worker, name)
+        reason = "unload" if unload else "load"
+        return JSONResponse({"model": name, "created_at": _now(), **said([]), "done": True, "done_reason": reason})
+    worker = await run_in_threadpool(server.models.worker, name)
+    if context is not None and context > worker.model.engine.context:
+        raise Refusal(
+            BAD,
+            f"num_ctx is {context}, and {name} was loaded with a context of {worker.model.engine.context}; start "
+            "edge serve with a larger --context.",
+            field="num_ctx",
+        )
+    answers = Answers(worker, Ask(prompt, [options], raw=isinstance(prompt, str)))
+    began = time.perf_counter()
+    await answers.begin()
+
+    def last(finish: str) -> dict[str, Any]:
+        return {"done": True, "done_reason": finish, **_times(answers.timings[0], began)}
+
+    async def lines() -> AsyncGenerator[str, None]:
+        try:
+            async for part in answers.parts():
+                found = {"model": name, "created_at": _now(), **said([part]), "done": False}
+                if part.piece.finish_reason is not None:
+                    found |= last(finish_of(part.piece))
+                    server.count(name, answers.timings)
+                elif not (part.piece.text or part.piece.thoughts):
+                    continue
+                yield json.dumps(found, ensure_ascii=False) + "\n"
+        except EdgeError as e:
+            yield json.dumps({"error": str(e)}) + "\n"
+
+    if streamed:
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+    parts = await answers.whole(request.is_disconnected)
+    if parts is None:
+        return Response(status_code=499)
+    server.count(name, answers.timings)
+    finish = finish_of(parts[0][-1].piece)
+    return JSONResponse({"model": name, "created_at": _now(), **said(parts[0]), **last(finish)})
+
+
+def _options(fields: Fields) -> tuple[GenerateOptions, int | None]:
+    """The options of an answer, and the context that is wanted."""
+    given = {ours: fields.take(theirs, any_value) for theirs, ours in OPTIONS.items()}
+    most = fields.integer("num_predict", least=-2)
+    seed = fields.integer("seed", least=-1)
+    options = GenerateOptions(
+        **{name: value for name, value in given.items() if value is not None},
+        max_tokens=most if most is not None and most > 0 else None,
+        seed=RANDOM if seed is None or seed < 0 else seed,
+        stop=fields.texts("stop"),
+    )
+    context = fields.integer("num_ctx", least=1)
+    for name in ("presence_penalty", "frequency_penalty"):
+        fields.only(name, [0], f"{name} is not served; take repeat_penalty.")
+    fields.end(DOCS)
+    return options, context
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"It must be true or false, not {shown(value)}.")
+    return value
+
+
+def _messages(value: Any) -> list[Message]:
+    if not isinstance(value, list):
+        raise InputError(f"The messages must be a list, not {shown(value)}.")
+    found: list[Message] = []
+    for i, each in enumerate(value):
+        if not isinstance(each, dict):
+            raise InputError(f"Message {i} must be an object, not {shown(each)}.")
+        fields = Fields(each, f"message {i}")
+        role, content = fields.text("role"), fields.text("content") or ""
+        if role not in ("system", "user", "assistant"):
+            raise InputError(f"Message {i} is of the role {shown(role)}; known are system, user, assistant.")
+        thoughts = fields.text("thinking")
+        for name in ("images", "tool_calls"):
+            fields.only(name, [[]], f"{name} are not served; leave them out.")
+        fields.end(DOCS)
+        message = Message(role=role, content=content)
+        found.append({**message, "reasoning_content": thoughts} if thoughts and role == "assistant" else message)
+    return found
+
+
+def _times(timings: Timings, began: float) -> dict[str, int]:
+    """Counts, and times in nanoseconds."""
+    return {
+        "total_duration": int((time.perf_counter() - began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": timings.prompt_tokens,
+        "prompt_eval_duration": int(timings.prefill_s * 1e9),
+        "eval_count": timings.generated_tokens,
+        "eval_duration": int(timings.decode_s * 1e9),
+    }
+
+
+def _described(server: Server, name: str) -> dict[str, Any]:
+    bundle = server.models.bundles[name]
+    manifest = bundle.manifest
+    made = datetime.datetime.fromtimestamp(bundle.root.stat().st_mtime, datetime.UTC)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": made.isoformat(),
+        "size": sum(bundle.sizes.values()),
+        "digest": hashlib.sha256((bundle.root / MANIFEST).read_bytes()).hexdigest(),
+        "details": {
+            "format": "onnx",
+            "family": manifest.family,
+            "families": [manifest.family],
+            "parameter_size": "",
+            "quantization_level": manifest.weights,
+        },
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")

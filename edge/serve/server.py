@@ -1,0 +1,191 @@
+"""The server: which address leads to which function, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edge.errors import EdgeError, InputError
+from edge.runtime.decode.answer import Timings
+from edge.serve import ollama, openai
+from edge.serve.fields import read_object
+from edge.serve.guard import LOCAL, Guard, is_loopback
+from edge.serve.metrics import Metrics
+from edge.serve.models import Models
+from edge.serve.refusal import BAD, BROKEN, TOO_LARGE, TOO_SLOW, Refusal
+
+_log = logging.getLogger(__name__)
+
+MOST_BODY = 16 << 20  # bytes of a request
+BODY_S = 60.0  # in which a request must be here
+HEALTH = "/health"
+HEADERS = {  # of the page: it loads nothing, and no other page may hold it in a frame
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+PAGE = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+
+Handler = Callable[["Server", Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a server. key: that requests must give; origins: of web pages that may ask.
+
+    Raises:
+        InputError: other machines could ask, and no key is set.
+    """
+
+    host: str
+    port: int
+    key: str | None = None
+    origins: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.key is None and not is_loopback(self.host):
+            raise InputError(
+                f"At {self.host} other machines can ask this server; give them a key, with --api-key or the variable "
+                "EDGE_API_KEY."
+            )
+
+
+class Server:
+    """Models at an address. `app` is the ASGI application."""
+
+    def __init__(self, models: Models, address: Address, tell: Callable[[str], None] | None = None) -> None:
+        self.models, self.started, self._tell = models, int(time.time()), tell
+        self._metrics = Metrics(models)
+        hosts = [*LOCAL, address.host] if address.key is None else None
+        guard = Middleware(Guard, key=address.key, open=(HEALTH, *PAGE), origins=address.origins, hosts=hosts)
+        cors = Middleware(CORSMiddleware, allow_origins=[*address.origins], allow_methods=["*"], allow_headers=["*"])
+        routes = [
+            _route(self, "GET", HEALTH, _health),
+            _route(self, "GET", "/metrics", _metrics),
+            *(_route(self, "GET", path, _page) for path in PAGE),
+            _route(self, "GET", "/v1/models", openai.models),
+            _route(self, "GET", "/v1/models/{name:path}", openai.model),
+            _route(self, "POST", "/v1/chat/completions", openai.chat_completions),
+            _route(self, "POST", "/v1/completions", openai.completions),
+            _route(self, "GET", "/api/version", ollama.version),
+            _route(self, "GET", "/api/tags", ollama.tags),
+            _route(self, "GET", "/api/ps", ollama.ps),
+            _route(self, "POST", "/api/show", ollama.show),
+            _route(self, "POST", "/api/chat", ollama.chat),
+            _route(self, "POST", "/api/generate", ollama.generate),
+        ]
+        handlers = {404: _nowhere, 405: _nowhere}
+        self.app = Starlette(
+            routes=routes,
+            middleware=[*([cors] if address.origins else []), guard],
+            exception_handlers=handlers,
+            lifespan=self._life,
+        )
+
+    @asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.models.close)
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request.
+
+        Raises:
+            Refusal: it is none, too large, or too slow.
+        """
+        read = bytearray()
+
+        async def receive() -> None:
+            async for piece in request.stream():
+                read.extend(piece)
+                if len(read) > MOST_BODY:
+                    raise Refusal(TOO_LARGE, f"The request has more than {MOST_BODY >> 20} MiB.")
+
+        try:
+            await asyncio.wait_for(receive(), BODY_S)
+        except TimeoutError:
+            raise Refusal(TOO_SLOW, f"The request was not here after {BODY_S:.0f} s.") from None
+        return read_object(bytes(read))
+
+    def count(self, model: str, timings: Sequence[Timings]) -> None:
+        """Count the answers to a request, and tell of them where that is wanted: how many tokens, and how fast."""
+        self._metrics.count(model, timings)
+        if self._tell is not None:
+            for each in timings:
+                speed = each.decode_tokens_per_s
+                first = "" if each.ttft_ms is None else f", the first after {each.ttft_ms:.0f} ms"
+                self._tell(
+                    f"{model}: {each.prompt_tokens} tokens of prompt ({each.cached_tokens} known), "
+                    f"{each.generated_tokens} of answer{first}" + ("" if speed is None else f", {speed:.1f} tokens/s")
+                )
+
+    def metrics(self) -> bytes:
+        """The figures as Prometheus reads them."""
+        return self._metrics.text()
+
+
+def _route(server: Server, method: str, path: str, handler: Handler) -> Route:
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(server, request)
+        except Refusal as e:
+            return _refused(path, e)
+        except InputError as e:
+            return _refused(path, Refusal(BAD, str(e)))
+        except EdgeError as e:
+            return _refused(path, Refusal(BROKEN, str(e)))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:  # a client is told no more
+            _log.exception("A request to %s failed in a way that nobody foresaw.", path)
+            return _refused(path, Refusal(BROKEN, "The server failed in a way that nobody foresaw; its log says more."))
+
+    return Route(path, handle, methods=[method])
+
+
+def _refused(path: str, refusal: Refusal) -> Response:
+    """An error in the form of the protocol of a path."""
+    found: Any = str(refusal)
+    if not path.startswith("/api/"):
+        found = {"message": str(refusal), "type": refusal.kind, "param": refusal.field, "code": None}
+    headers = None if refusal.wait_s is None else {"Retry-After": str(refusal.wait_s)}
+    return JSONResponse({"error": found}, refusal.status, headers)
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    path = request.url.path[:100]
+    return _refused(path, Refusal(status, f"There is nothing at {request.method} {path}; see docs/guide/serve.md."))
+
+
+async def _health(server: Server, request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _metrics(server: Server, request: Request) -> Response:
+    return Response(server.metrics(), media_type="text/plain; version=0.0.4")
+
+
+async def _page(server: Server, request: Request) -> Response:
+    name, kind = PAGE[request.url.path]
+    return Response((files("edge.serve") / name).read_bytes(), media_type=kind, headers=HEADERS)

@@ -1,0 +1,190 @@
+"""The thread in which one model answers all that is asked of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge.errors import EdgeError, InputError
+from edge.runtime.batch.answer import BatchAnswer, Deliver
+from edge.runtime.batch.batch import Batch
+from edge.runtime.batch.prefixes import Prefixes
+from edge.runtime.decode.answer import check_prompt
+from edge.runtime.decode.generate_options import GenerateOptions, never
+from edge.runtime.decode.sampling import Sampler
+from edge.runtime.decode.thoughts import THINK_TOKENS
+from edge.runtime.memory.limit import memory_limit
+from edge.runtime.memory.shares import closed
+from edge.serve.refusal import BUSY, Refusal
+
+if TYPE_CHECKING:
+    from edge.runtime.model import Model, Prompt
+
+PREFIX_BYTES = 1 << 30  # of keys and values of earlier texts, at most; and at most so much of the memory:
+PREFIX_PART = 16
+WAIT_S = 1  # after which a client that was sent away may ask again
+CLOSE_S = 30.0  # in which a step ends
+
+
+class Job(NamedTuple):
+    """An answer that somebody asked for. ended: is called once it has ended, or failed (`BatchAnswer.error`)."""
+
+    answer: BatchAnswer
+    ended: Callable[[BatchAnswer], None]
+
+
+class Worker:
+    """Answers what is asked of a decoder, several at a time, in a thread of its own. It rests while nothing is asked.
+
+    Args:
+        model: which answers; it is closed with the worker.
+        parallel: maximum answers that grow at a time.
+        queue: maximum answers that wait.
+    """
+
+    def __init__(self, model: Model, *, parallel: int, queue: int) -> None:
+        self.model, self._parallel, self._queue = model, parallel, queue
+        self._change = threading.Condition()
+        self._new: list[Job] = []
+        self._jobs: dict[BatchAnswer, Job] = {}
+        self._closed = False
+        self.used = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="edge serve", daemon=True)
+        self._thread.start()
+
+    def make(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions,
+        deliver: Deliver,
+        *,
+        raw: bool = False,
+        wrap: Callable[[Sampler], Sampler] | None = None,
+    ) -> BatchAnswer:
+        """An answer that is ready to be asked for. Takes as long as the prompt's text to be encoded.
+
+        Raises:
+            InputError: the prompt is empty, longer than the context, or refused by the template; or an option is.
+        """
+        started, model = time.perf_counter(), self.model
+        options = model.settled(options, raw=raw)
+        ids, block = model.asked(prompt, None, raw, options.think)
+        check_prompt(ids, model.engine, "shorten it")
+        if options.max_tokens is None:  # as long as the context has room, of which the finish reason tells
+            thinks = block is not None and not block.closed and options.think_tokens is None
+            thoughts = min(THINK_TOKENS, model.engine.context // 2) if thinks else options.think_tokens
+            options = replace(options, max_tokens=model.engine.context, think_tokens=thoughts)
+        return BatchAnswer(
+            0, (ids, block), options, model.engine, model.text, deliver=deliver, started=started, wrap=wrap
+        )
+
+    def ask(self, jobs: Sequence[Job]) -> None:
+        """Let answers wait for their turn; Refusal where too many wait already, and then none of these does."""
+        with self._change:
+            if self._closed:
+                raise InputError(closed(self.model.bundle.manifest.name))
+            there = self.waiting
+            if there + len(jobs) > max(self._queue, len(jobs) - (0 if there else 1)):
+                raise Refusal(
+                    BUSY,
+                    f"{there} requests wait for {self.model.bundle.manifest.name}, and no more than {self._queue} may; "
+                    "ask again later.",
+                    wait_s=WAIT_S,
+                )
+            self._new += jobs
+            self.used = time.monotonic()
+            self._change.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for their turn."""
+        return max(0, len(self._new) + len(self._jobs) - self._parallel)
+
+    @property
+    def growing(self) -> int:
+        """Answers that grow, or whose prompt is being read."""
+        return min(len(self._new) + len(self._jobs), self._parallel)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is asked."""
+        return not self._new and not self._jobs
+
+    def close(self) -> None:
+        """End all answers after the step that runs, and give the model's memory back."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._thread.join(CLOSE_S)
+        self.model.close()
+
+    def _run(self) -> None:
+        while self._more():
+            try:
+                with ExitStack() as stack:
+                    batch = self._batch(stack)
+                    stack.callback(batch.close)
+                    while self._more(batch):
+                        for answer in batch.step():
+                            self._end(answer)
+            except Exception as e:  # whatever it is, the next request is answered
+                self._fail(e)
+        self._fail(InputError(closed(self.model.bundle.manifest.name)))
+
+    def _more(self, batch: Batch | None = None) -> bool:
+        """Give new answers to the batch. Waits where there is nothing to do; False once the worker is closed."""
+        with self._change:
+            while not self._closed and not self._new and (batch is None or batch.idle):
+                self._change.wait()
+            if batch is not None:
+                for job in self._new:
+                    self._jobs[job.answer] = job
+                    batch.add(job.answer)
+                self._new = []
+            return not self._closed
+
+    def _batch(self, stack: ExitStack) -> Batch:
+        """The batch of all answers, with its share of a memory limit."""
+        model, engine = self.model, self.model.engine
+        width = self._parallel
+        limit = min(PREFIX_BYTES, (memory_limit() or 0) // PREFIX_PART)
+        if engine.plan is not None:
+            assert engine.shares is not None
+            width = min(width, max(1, engine.plan.demand.branches - 1))  # one more is being read
+            needed = engine.plan.answer_bytes((width + 1) * engine.context)
+            share = engine.shares.take(needed, never)
+            assert share is not None, "nobody interrupts it"
+            stack.enter_context(share)
+            limit = max(0, min(limit, engine.plan.answers_bytes - needed))
+        if not engine.supports_batching:
+            width = 1
+        return Batch(
+            engine,
+            model.text,
+            capacity=engine.context,
+            width=width,
+            chunk=model.prefill_chunk,
+            fair=True,
+            speculation=model.speculation,
+            prefixes=Prefixes(engine, limit, model.prefill_chunk),
+        )
+
+    def _end(self, answer: BatchAnswer) -> None:
+        job = self._jobs.pop(answer, None)
+        self.used = time.monotonic()
+        if job is not None:
+            job.ended(answer)
+
+    def _fail(self, error: Exception) -> None:
+        """End all answers with an error."""
+        with self._change:
+            jobs, self._new, self._jobs = [*self._jobs.values(), *self._new], [], {}
+        for job in jobs:
+            job.answer.error = (
+                error if isinstance(error, EdgeError) else RuntimeError(f"{type(error).__name__}: {error}")
+            )
+            job.ended(job.answer)
