@@ -1,0 +1,126 @@
+"""An answer is the same whoever else is being served."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from running_server import running
+
+from edge.bundle import Bundle
+from edge.runtime.kernels.library import Kernels
+
+WORDS = "moon train coffee library window garden river stone".split()
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def client(pristine_tiny_bundle: Bundle) -> Iterator[httpx.Client]:
+    with running(pristine_tiny_bundle, context=256) as client:
+        yield client
+
+
+def body(number: int) -> dict[str, Any]:
+    draw = random.Random(number)
+    prompt = "The " + " ".join(draw.choices(WORDS, k=draw.randint(2, 25)))
+    found: dict[str, Any] = {"prompt": prompt, "max_tokens": draw.randint(3, 30), "temperature": 0}
+    if number % 3 == 0:
+        found |= {"temperature": 0.9, "seed": number, "top_k": 20}
+    return found
+
+
+def answer(client: httpx.Client, number: int) -> tuple[str, str]:
+    response = client.post("/v1/completions", json=body(number))
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    return choice["text"], choice["finish_reason"]
+
+
+def leave(client: httpx.Client, number: int) -> None:
+    """Begin to read an answer, and go away."""
+    with client.stream("POST", "/v1/completions", json=body(number) | {"stream": True, "max_tokens": 200}) as response:
+        next(response.iter_lines())
+
+
+def test_answers_side_by_side_are_those_one_by_one(client: httpx.Client, library: Kernels) -> None:
+    alone = [answer(client, i) for i in range(COUNT)]
+
+    def ask(number: int) -> tuple[str, str]:
+        if number % 4 == 1:
+            leave(client, number)
+        if number % 4 == 2:
+            assert client.post("/v1/completions", content=b"{").status_code == 400
+        return answer(client, number)
+
+    for _ in range(2):
+        with ThreadPoolExecutor(8) as pool:
+            assert [*pool.map(ask, range(COUNT))] == alone
+
+
+def test_a_prompt_that_begins_like_another_is_not_read_again(client: httpx.Client, library: Kernels) -> None:
+    start = "The library opens at nine and the garden at ten. " * 3
+    found = []
+    for end in ("And the train?", "And the river?", "And the train?"):
+        response = client.post("/v1/completions", json={"prompt": start + end, "max_tokens": 8, "temperature": 0})
+        found.append(response.json())
+    known = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in found]
+    prompts = [each["usage"]["prompt_tokens"] for each in found]
+    assert prompts[1] // 2 < known[1] < prompts[1] and known[2] == prompts[2] - 1
+    assert found[2]["choices"][0]["text"] == found[0]["choices"][0]["text"]
+
+
+def test_nothing_is_computed_for_a_client_that_left(client: httpx.Client) -> None:
+    leave(client, 5)
+    until = time.monotonic() + 20
+    while "edge_growing_answers{" in (text := client.get("/metrics").text):
+        (growing,) = (line for line in text.splitlines() if line.startswith("edge_growing_answers{"))
+        if float(growing.split()[-1]) == 0:
+            return
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_waits_too_long_in_line_is_sent_away(pristine_tiny_bundle: Bundle) -> None:
+    statuses: list[int] = []
+    with running(pristine_tiny_bundle, parallel=1, queue=1) as client:
+        client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+
+        def ask() -> None:
+            response = client.post("/v1/completions", json={"prompt": "The moon", "max_tokens": 200, "temperature": 0})
+            statuses.append(response.status_code)
+            if response.status_code == 429:
+                assert int(response.headers["retry-after"]) > 0
+                assert response.json()["error"]["type"] == "rate_limit_error"
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert statuses.count(200) >= 1 and statuses.count(429) >= 1 and set(statuses) == {200, 429}
+
+
+def test_several_models_are_loaded_when_they_are_asked(
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Any
+) -> None:
+    import shutil
+
+    from edge.bundle import open_bundle
+
+    other = open_bundle(shutil.copytree(int4_bundle.root, tmp_path / "other.edge"))
+    with running(pristine_tiny_bundle, other) as client:
+        texts = {}
+        for name in ("tiny", "other", "tiny"):
+            response = client.post("/v1/completions", json={"model": name, "prompt": "The moon", "max_tokens": 6})
+            assert response.status_code == 200, response.text
+            assert json.loads(response.text)["model"] == name
+            texts.setdefault(name, response.json()["choices"][0]["text"])
+        assert {each["name"] for each in client.get("/api/ps").json()["models"]} == {"tiny", "other"}
+        assert client.post("/v1/completions", json={"prompt": "The moon"}).status_code == 404
