@@ -18,10 +18,11 @@ from edge.runtime.decode.answer import Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
 from edge.serve.refusal import BROKEN, Refusal
-from edge.serve.worker import Job, Worker
+from edge.serve.worker import Job, Worker, WorkerClosed
 
 if TYPE_CHECKING:
     from edge.runtime.model import Prompt
+    from edge.serve.models import Models
 
 _log = logging.getLogger(__name__)
 
@@ -77,25 +78,36 @@ class Answers:
     """The answers to one request. Leave `parts` early, and nothing more is computed."""
 
     def __init__(self, worker: Worker, ask: Ask) -> None:
-        self._worker, self._ask = worker, ask
+        self.worker, self._ask = worker, ask
         self._answers: list[BatchAnswer] = []
         self._loop = asyncio.get_running_loop()
         self._came = asyncio.Queue[Part | BatchAnswer]()
         self._logprobs: list[list[Logprob]] = [[] for _ in ask.options]
+
+    @classmethod
+    async def of(cls, models: Models, name: str, ask: Ask) -> Answers:
+        """Ask a model, which is loaded where it is not in memory.
+
+        Raises:
+            EdgeError: the model cannot be loaded, or the request cannot be answered.
+        """
+        while True:
+            answers = cls(await run_in_threadpool(models.worker, name), ask)
+            try:
+                await answers._begin()
+                return answers
+            except WorkerClosed:  # to make room for another one, just now
+                await asyncio.sleep(0)
 
     @property
     def timings(self) -> list[Timings]:
         """The times and counts of each answer."""
         return [answer.timings for answer in self._answers]
 
-    async def begin(self) -> None:
-        """Let the answers wait for their turn.
-
-        Raises:
-            EdgeError: the request cannot be answered.
-        """
+    async def _begin(self) -> None:
+        """Let the answers wait for their turn."""
         self._answers = await run_in_threadpool(self._made)
-        self._worker.ask([Job(answer, self._put) for answer in self._answers])
+        self.worker.ask([Job(answer, self._put) for answer in self._answers])
 
     def _made(self) -> list[BatchAnswer]:
         return [self._make(i, options) for i, options in enumerate(self._ask.options)]
@@ -114,7 +126,7 @@ class Answers:
             return _Watching(sampler, ask.top, noted)
 
         wrap = None if ask.top is None else watching
-        return self._worker.make(ask.prompt, options, deliver, raw=ask.raw, wrap=wrap)
+        return self.worker.make(ask.prompt, options, deliver, raw=ask.raw, wrap=wrap)
 
     def _put(self, came: Part | BatchAnswer) -> None:
         """Hand something over from the model's thread."""

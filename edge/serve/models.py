@@ -1,4 +1,4 @@
-"""The models of a server: loaded when they are first asked, and closed where a memory limit has no room for another."""
+"""The models of a server: loaded when they are first asked; with a memory limit one at a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Models:
 
     Args:
         bundles: of decoders.
-        options: how they are loaded. With `memory` all models together keep the limit: to make room for one that is
-            asked for, those that were not asked for longest are closed, as soon as they have answered.
+        options: how they are loaded. With `memory` one is in memory at a time: to load another, it is closed as soon
+            as it has answered.
         parallel, queue: see `Worker`.
     """
 
@@ -63,18 +63,12 @@ class Models:
         with self._lock:
             if (found := self._workers.get(name)) is not None:
                 return found
-            while True:
-                if self._closed:
-                    raise InputError("The server is closing.")
-                try:
-                    made = self._load(name)
-                except InputError:
-                    if not self._workers or self._options.memory is None:
-                        raise
-                    self._close_one()
-                    continue
-                self._workers[name] = made
-                return made
+            if self._options.memory is not None:  # each is planned to use all of it
+                self._close_all()
+            if self._closed:
+                raise InputError("The server is closing.")
+            self._workers[name] = made = self._load(name)
+            return made
 
     def _load(self, name: str) -> Worker:
         from edge.runtime.model import Model
@@ -88,13 +82,13 @@ class Models:
         model.wait()
         return Worker(model, parallel=self._parallel, queue=self._queue)
 
-    def _close_one(self) -> None:
-        """Close the model that was not asked for longest, once nothing is asked of it."""
-        name = min(self._workers, key=lambda each: self._workers[each].used)
-        waiting = threading.Event()
-        while not self._workers[name].idle and not self._closed:
-            waiting.wait(WAIT_S)
-        self._workers.pop(name).close()
+    def _close_all(self) -> None:
+        """Close the models that are in memory, each once nothing is asked of it."""
+        pause = threading.Event()
+        for name, worker in self.loaded.items():
+            while not worker.idle and not self._closed:
+                pause.wait(WAIT_S)
+            self._workers.pop(name).close()
 
     def unload(self, name: str) -> None:
         """Close a model, where nothing is asked of it at present."""

@@ -131,17 +131,17 @@ async def _answer(
         await run_in_threadpool(server.models.unload if unload else server.models.worker, name)
         reason = "unload" if unload else "load"
         return JSONResponse({"model": name, "created_at": _now(), **said([]), "done": True, "done_reason": reason})
-    worker = await run_in_threadpool(server.models.worker, name)
-    if context is not None and context > worker.model.engine.context:
-        raise Refusal(
-            BAD,
-            f"num_ctx is {context}, and {name} was loaded with a context of {worker.model.engine.context}; start "
-            "edge serve with a larger --context.",
-            field="num_ctx",
-        )
-    answers = Answers(worker, Ask(prompt, [options], raw=isinstance(prompt, str)))
+    if context is not None:
+        there = (await run_in_threadpool(server.models.worker, name)).model.engine.context
+        if context > there:
+            raise Refusal(
+                BAD,
+                f"num_ctx is {context}, and {name} was loaded with a context of {there}; start edge serve with a "
+                "larger --context.",
+                field="num_ctx",
+            )
     began = time.perf_counter()
-    await answers.begin()
+    answers = await Answers.of(server.models, name, Ask(prompt, [options], raw=isinstance(prompt, str)))
 
     def last(finish: str) -> dict[str, Any]:
         return {"done": True, "done_reason": finish, **_times(answers.timings[0], began)}

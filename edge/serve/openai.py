@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -196,9 +195,8 @@ class _Form:
 
     async def respond(self, request: Request, ask: Ask, streamed: bool, usage: bool) -> Response:
         """Answer a request."""
-        self._worker = await run_in_threadpool(self._server.models.worker, self._model)
-        answers = Answers(self._worker, ask)
-        await answers.begin()
+        answers = await Answers.of(self._server.models, self._model, ask)
+        self._worker = answers.worker
         if streamed:
             stream = self._events(answers, len(ask.options), ask.top is not None, usage)
             return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

@@ -30,6 +30,10 @@ WAIT_S = 1  # after which a client that was sent away may ask again
 CLOSE_S = 30.0  # in which a step ends
 
 
+class WorkerClosed(InputError):
+    """The model was closed meanwhile, and is loaded again when it is asked for again."""
+
+
 class Job(NamedTuple):
     """An answer that somebody asked for. ended: is called once it has ended, or failed (`BatchAnswer.error`)."""
 
@@ -52,7 +56,6 @@ class Worker:
         self._new: list[Job] = []
         self._jobs: dict[BatchAnswer, Job] = {}
         self._closed = False
-        self.used = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="edge serve", daemon=True)
         self._thread.start()
 
@@ -69,7 +72,23 @@ class Worker:
 
         Raises:
             InputError: the prompt is empty, longer than the context, or refused by the template; or an option is.
+            WorkerClosed: the worker was closed.
         """
+        try:
+            return self._made(prompt, options, deliver, raw, wrap)
+        except InputError:
+            if self._closed:  # meanwhile
+                raise WorkerClosed(closed(self.model.bundle.manifest.name)) from None
+            raise
+
+    def _made(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions,
+        deliver: Deliver,
+        raw: bool,
+        wrap: Callable[[Sampler], Sampler] | None,
+    ) -> BatchAnswer:
         started, model = time.perf_counter(), self.model
         options = model.settled(options, raw=raw)
         ids, block = model.asked(prompt, None, raw, options.think)
@@ -83,10 +102,15 @@ class Worker:
         )
 
     def ask(self, jobs: Sequence[Job]) -> None:
-        """Let answers wait for their turn; Refusal where too many wait already, and then none of these does."""
+        """Let answers wait for their turn.
+
+        Raises:
+            Refusal: too many wait already, and then none of these does.
+            WorkerClosed: the worker was closed.
+        """
         with self._change:
             if self._closed:
-                raise InputError(closed(self.model.bundle.manifest.name))
+                raise WorkerClosed(closed(self.model.bundle.manifest.name))
             there = self.waiting
             if there + len(jobs) > max(self._queue, len(jobs) - (0 if there else 1)):
                 raise Refusal(
@@ -96,7 +120,6 @@ class Worker:
                     wait_s=WAIT_S,
                 )
             self._new += jobs
-            self.used = time.monotonic()
             self._change.notify_all()
 
     @property
@@ -133,7 +156,7 @@ class Worker:
                             self._end(answer)
             except Exception as e:  # whatever it is, the next request is answered
                 self._fail(e)
-        self._fail(InputError(closed(self.model.bundle.manifest.name)))
+        self._fail(WorkerClosed(closed(self.model.bundle.manifest.name)))
 
     def _more(self, batch: Batch | None = None) -> bool:
         """Give new answers to the batch. Waits where there is nothing to do; False once the worker is closed."""
@@ -175,7 +198,6 @@ class Worker:
 
     def _end(self, answer: BatchAnswer) -> None:
         job = self._jobs.pop(answer, None)
-        self.used = time.monotonic()
         if job is not None:
             job.ended(answer)
 

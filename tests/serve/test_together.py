@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from running_server import running
 
-from edge.bundle import Bundle
+from edge.bundle import Bundle, open_bundle
 from edge.runtime.kernels.library import Kernels
+from edge.runtime.memory.process import private_bytes
 
-WORDS = "moon train coffee library window garden river stone".split()
+WORDS = ["moon", "train", "coffee", "library", "window", "garden", "river", "stone"]
 COUNT = 24
 
 
@@ -108,12 +111,8 @@ def test_what_waits_too_long_in_line_is_sent_away(pristine_tiny_bundle: Bundle) 
 
 
 def test_several_models_are_loaded_when_they_are_asked(
-    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Any
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Path
 ) -> None:
-    import shutil
-
-    from edge.bundle import open_bundle
-
     other = open_bundle(shutil.copytree(int4_bundle.root, tmp_path / "other.edge"))
     with running(pristine_tiny_bundle, other) as client:
         texts = {}
@@ -124,3 +123,19 @@ def test_several_models_are_loaded_when_they_are_asked(
             texts.setdefault(name, response.json()["choices"][0]["text"])
         assert {each["name"] for each in client.get("/api/ps").json()["models"]} == {"tiny", "other"}
         assert client.post("/v1/completions", json={"prompt": "The moon"}).status_code == 404
+
+
+def test_with_a_memory_limit_one_model_is_in_memory_at_a_time(
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Path
+) -> None:
+    other = open_bundle(shutil.copytree(int4_bundle.root, tmp_path / "other.edge"))
+    with running(pristine_tiny_bundle, other, memory=private_bytes() + 500 * 10**6, beams=3, context=128) as client:
+        said = []
+        for name in ("tiny", "other", "tiny"):
+            response = client.post(
+                "/v1/completions", json={"model": name, "prompt": "The moon", "max_tokens": 6, "seed": 1}
+            )
+            assert response.status_code == 200, response.text
+            said.append(response.json()["choices"][0]["text"])
+            assert [each["name"] for each in client.get("/api/ps").json()["models"]] == [name]
+        assert said[0] == said[2]

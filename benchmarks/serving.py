@@ -1,0 +1,191 @@
+"""Servers under the same requests, one after another in each round: `edge serve` next to llama.cpp's server.
+
+    python benchmarks/serving.py --gguf FILE --llama-server PATH --clients 1,4,16
+
+Each client asks again as soon as it has its answer, each time something else. Half of the measurements begin all
+prompts with the same long system message. docs/lab/benchmarks.md says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import httpx
+import machine
+import report
+from comparison import say, write
+
+START_S, ANSWER_S = 600.0, 600.0
+SLOTS = 16  # answers side by side, at most
+CONTEXT = 2048  # tokens of prompt and answer
+WORDS_OF_TOKENS = 0.6
+
+
+@dataclass
+class Load:
+    """What clients saw: tokens per second of all together, and milliseconds to the first token and between two."""
+
+    tokens_per_s: float
+    first_ms: float
+    first_p95_ms: float
+    gap_p99_ms: float
+
+
+def main() -> int:
+    """Measure, print, write. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--gguf", type=Path, required=True, help="the model's file, which both servers are given")
+    parser.add_argument("--llama-server", type=Path, help="the program of llama.cpp; without it edge serves alone")
+    parser.add_argument("--clients", default="1,4,16", help="numbers of clients (default: 1,4,16)")
+    parser.add_argument("--requests", type=int, default=4, help="requests of each client (default: 4)")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of an answer (default: 48)")
+    parser.add_argument("--prefix", type=int, default=1000, help="tokens of the shared message, about (default: 1000)")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, default=Path("build/serving"))
+    args = parser.parse_args()
+    clients = [int(each) for each in args.clients.split(",")]
+    servers = {"edge": edge_command} | ({"llama.cpp": llama_command} if args.llama_server else {})
+    found: dict[str, dict[str, list[float]]] = {}
+    args.out.mkdir(parents=True, exist_ok=True)
+    for number in range(args.rounds):
+        for name in [*servers] if number % 2 == 0 else [*reversed(servers)]:
+            with started(servers[name], args) as (port, process):
+                for count in clients:
+                    for prefix in (0, args.prefix):
+                        label = f"{count} clients" + (f", {prefix} tokens shared" if prefix else "")
+                        made = asyncio.run(load(port, count, args.requests, args.tokens, prefix, number))
+                        for what, value in vars(made).items():
+                            found.setdefault(f"{label}: {what}", {}).setdefault(name, []).append(value)
+                        say(f"  {name}, {label}: {made.tokens_per_s:.1f} tokens/s, first {made.first_ms:.0f} ms")
+                found.setdefault("private, MiB", {}).setdefault(name, []).append(private_mb(process.pid))
+        say(f"round {number + 1} of {args.rounds}")
+    rows = [["", *servers, "ratio"]]
+    for label, by_name in found.items():
+        middle = {name: statistics.median(values) for name, values in by_name.items()}
+        ratio = middle["edge"] / middle["llama.cpp"] if "llama.cpp" in middle else float("nan")
+        rows.append([label, *(f"{middle[name]:.1f}" for name in servers), f"{ratio:.2f}"])
+    print(report.table(rows))
+    print(machine.cpu_name())
+    write(args.out / "serving.json", args.threads, {"gguf": args.gguf.name, "figures": found})
+    return 0
+
+
+def edge_command(args: argparse.Namespace, port: int) -> Sequence[str]:
+    """`edge serve`."""
+    options = ["--port", str(port), "--parallel", str(SLOTS), "--context", str(CONTEXT), "--threads", str(args.threads)]
+    return [sys.executable, "-m", "edge.cli.main", "serve", str(args.gguf), *options]
+
+
+def llama_command(args: argparse.Namespace, port: int) -> Sequence[str]:
+    """llama.cpp's server: as many slots, each with as long a context."""
+    options = ["--port", str(port), "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", str(args.threads)]
+    return [str(args.llama_server), "-m", str(args.gguf), *options]
+
+
+@contextmanager
+def started(command: object, args: argparse.Namespace) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A server that answers, at a port of its own."""
+    assert callable(command)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command(args, port), stdout=log, stderr=log)
+        try:
+            until = time.monotonic() + START_S
+            while True:
+                try:
+                    if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    sys.exit(f"serving: the server did not start:\n{log.read().decode(errors='replace')[-2000:]}")
+                time.sleep(0.2)
+            asyncio.run(load(port, 1, 1, 4, 0, 0))  # so that what is made once is made
+            yield port, process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def load(port: int, clients: int, requests: int, tokens: int, prefix: int, salt: int) -> Load:
+    """Let so many clients ask at a time, each one after another."""
+    firsts: list[float] = []
+    gaps: list[float] = []
+    made = 0
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, limits=limits) as client:
+
+        async def one(number: int) -> int:
+            talk = [{"role": "user", "content": question(number, salt)}]
+            if prefix:
+                talk.insert(0, {"role": "system", "content": text(0, int(prefix * WORDS_OF_TOKENS))})
+            body = {"messages": talk, "max_tokens": tokens, "temperature": 0, "stream": True}
+            body["stream_options"] = {"include_usage": True}
+            began = last = time.perf_counter()
+            count = 0
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                response.raise_for_status()
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if usage := event.get("usage"):
+                        count = usage["completion_tokens"]
+                    if event["choices"] and event["choices"][0]["delta"].get("content"):
+                        now = time.perf_counter()
+                        (gaps if last != began else firsts).append((now - last) * 1e3)
+                        last = now
+            return count
+
+        async def client_of(number: int) -> int:
+            return sum([await one(number * requests + i + 1000 * clients) for i in range(requests)])
+
+        began = time.perf_counter()
+        made = sum(await asyncio.gather(*(client_of(i) for i in range(clients))))
+        took = time.perf_counter() - began
+    return Load(made / took, statistics.median(firsts), percentile(firsts, 0.95), percentile(gaps, 0.99))
+
+
+def text(number: int, words: int) -> str:
+    """Some words of Python's reference, which every Python brings along."""
+    every = " ".join(topics.values()).split()
+    start = number * 997 % (len(every) - words)
+    return " ".join(every[start : start + words])
+
+
+def question(number: int, salt: int) -> str:
+    """A question of some 50 tokens, another each time."""
+    return f"{text(number + 10_000 * salt + 17, 30)}\nExplain that in a few sentences."
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value that so large a part of all is at most."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+def private_mb(pid: int) -> float:
+    """Private memory of a process in MiB."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
