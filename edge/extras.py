@@ -13,6 +13,7 @@ EXTRAS = {
     "gguf": ("gguf", "huggingface_hub", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
     "export": ("safetensors", "sentencepiece", "torch", "transformers"),
     "tune": ("peft",),
+    "grammar": ("llguidance",),
     "serve": ("prometheus_client", "starlette", "uvicorn"),
     "npu-qualcomm": ("onnxruntime_qnn",),
     "npu-intel": ("onnxruntime_ep_openvino",),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from edge.runtime.decode.beam_options import EarlyStopping
     from edge.runtime.providers.provider import Provider
@@ -37,6 +38,9 @@ class GenerateKeywords(TypedDict, total=False):
     think: bool | None
     think_tokens: int | None
     stop: Sequence[str]
+    json_schema: str | Mapping[str, Any] | type[Any] | None
+    regex: str | None
+    grammar: str | None
     interrupted: Callable[[], bool]
     temperature: float | None
     top_k: int | None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Unpack
+from typing import Any, Unpack
 
 from edge.bundle import Bundle
 from edge.errors import InputError
@@ -93,32 +93,65 @@ class Model(Loaded):
         return self.asked(prompt, system, raw, think)[0]
 
     def asked(
-        self, prompt: Prompt, system: str | None, raw: bool, think: bool | None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        raw: bool = False,
+        think: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[list[int], Block | None]:
-        """A prompt's token ids, and the block of thoughts that its answer may begin with."""
-        text = self._rendered(prompt, SYSTEM(system), RAW(raw), think)
+        """A prompt's token ids, and the block of thoughts that its answer may begin with. tools: that the answer may
+        call. Errors are those of `prompt_ids`, and InputError where the chat template knows no tools."""
+        text = self._rendered(prompt, SYSTEM(system), RAW(raw), think, tools)
         check_length(len(text), self.most_tokens)
         return self.text.encode_prompt(text), None if raw else self.block(text)
 
-    def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        think: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt for the assistant's next turn of a conversation, with typed control tokens hidden; think: as in
-        `GenerateOptions`.
+        `GenerateOptions`. tools: that it may call.
 
         Raises:
-            InputError: the template refuses the conversation, or the model cannot think.
+            InputError: the template refuses the conversation, or knows no tools; or the model cannot think.
         """
         if (template := self.template) is None:
             return "".join(m["content"] + "\n" for m in messages)
         self._learn_end()
         marks = self.bundle.manifest.thinking
-        return written(template, messages, self.text, lambda said: render(template, marks, said, think))
+        if tools and not template.takes_tools:
+            raise InputError(f"The chat template of {self.bundle.manifest.name} knows no tools; leave them out.")
+        offered = self._hidden(tools) if tools else None
+        messages = [
+            {**each, "tool_calls": self._hidden(each["tool_calls"])} if "tool_calls" in each else each
+            for each in messages
+        ]
+        return written(template, messages, self.text, lambda said: render(template, marks, said, think, offered))
+
+    def _hidden(self, value: Any) -> Any:
+        """A value of JSON with the control tokens hidden that its texts have."""
+        if isinstance(value, str):
+            return self.text.controls.hide(value)
+        if isinstance(value, Mapping):
+            return {self._hidden(name): self._hidden(each) for name, each in value.items()}
+        return [self._hidden(each) for each in value] if isinstance(value, list | tuple) else value
 
     def block(self, prompt: str) -> Block | None:
         """The block of thoughts that the answer to a rendered prompt may begin with; None where the model has none."""
         marks = self.bundle.manifest.thinking
         return None if marks is None or self.template is None else Block.at_end(prompt, marks)
 
-    def _rendered(self, prompt: Prompt, system: str | None, raw: bool, think: bool | None) -> str:
+    def _rendered(
+        self,
+        prompt: Prompt,
+        system: str | None,
+        raw: bool,
+        think: bool | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str:
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
             raise InputError(f"A prompt is a text, or a list of messages, and not {shown(prompt)}.")
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -133,7 +166,7 @@ class Model(Loaded):
             raise InputError("A list of messages needs the bundle's chat template; give the prompt as one string.")
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.render(messages, think)
+        return self.render(messages, think, tools)
 
     def settled(self, options: GenerateOptions, *, raw: bool = False) -> GenerateOptions:
         """Return the options with the values that the model's makers set for chats where an option is not set and the

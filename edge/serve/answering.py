@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 
-from edge.errors import EdgeError
+from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.answer import Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
 from edge.serve.refusal import BROKEN, Refusal
+from edge.serve.tools import Call, Format, Tool
 from edge.serve.worker import Job, Worker, WorkerClosed
 
 if TYPE_CHECKING:
@@ -32,12 +33,15 @@ TOP_LOGPROBS = 20  # most likely tokens of each place, at most
 @dataclass(frozen=True)
 class Ask:
     """What a request asks of a model. options: one for each of the answers that are wanted. top: the number of likely
-    tokens whose log probabilities are told; None: of no token."""
+    tokens whose log probabilities are told; None: of no token. tools: that may be called. choice: of them, as
+    `read_choice` gives it."""
 
     prompt: Prompt
     options: Sequence[GenerateOptions]
     raw: bool = False
     top: int | None = None
+    tools: Sequence[Tool] = ()
+    choice: str = "auto"
 
 
 @dataclass
@@ -67,10 +71,13 @@ class _Watching:
 
 @dataclass
 class Part:
-    """Something of an answer that came. index: which of the answers. logprobs: of its token, where that was asked."""
+    """Something of an answer that came. index: which of the answers. text: what of it is no call of a tool. calls: that
+    are complete now. logprobs: of its token, where that was asked."""
 
     index: int
     piece: Piece
+    text: str
+    calls: Sequence[Call] = ()
     logprobs: list[Logprob] = field(default_factory=list)
 
 
@@ -112,21 +119,42 @@ class Answers:
     def _made(self) -> list[BatchAnswer]:
         return [self._make(i, options) for i, options in enumerate(self._ask.options)]
 
+    @property
+    def format(self) -> Format | None:
+        """The form of calls in the answers; None where no tools may be called."""
+        if not self._ask.tools or self._ask.choice == "none":
+            return None
+        return Format(self.worker.model)
+
     def _make(self, index: int, options: GenerateOptions) -> BatchAnswer:
         ask, noted, told = self._ask, self._logprobs[index], 0
+        form = self.format
+        if form is not None and ask.choice != "auto":
+            if options.form is not None:
+                raise InputError("An answer that must call a tool has a form already; leave the other one out.")
+            name = None if ask.choice == "required" else ask.choice[1:]
+            options = replace(options, grammar=form.grammar(ask.tools, name))
+        tools = ask.tools if form is not None else ()
+
+        calls = None if form is None else form.parser(tools)
 
         def deliver(piece: Piece) -> None:
             nonlocal told
             new = noted[told : told + 1] if piece.token_id is not None else []
             told += len(new)
-            self._put(Part(index, piece, new))
+            text, before = piece.text, 0
+            if form is not None and calls is not None:
+                mark = "" if piece.token_id is None else form.tokens.get(piece.token_id, "")
+                before, text = len(calls.found), calls.push(text + mark)
+                text += calls.end() if piece.finish_reason is not None else ""
+            self._put(Part(index, piece, text, calls.found[before:] if calls is not None else (), new))
 
         def watching(sampler: Sampler) -> Sampler:
             assert ask.top is not None
             return _Watching(sampler, ask.top, noted)
 
         wrap = None if ask.top is None else watching
-        return self.worker.make(ask.prompt, options, deliver, raw=ask.raw, wrap=wrap)
+        return self.worker.make(ask.prompt, options, deliver, raw=ask.raw, wrap=wrap, tools=tools)
 
     def _put(self, came: Part | BatchAnswer) -> None:
         """Hand something over from the model's thread."""
@@ -182,7 +210,12 @@ class Answers:
 
 def text_of(parts: Sequence[Part]) -> str:
     """The text of an answer's parts."""
-    return "".join(part.piece.text for part in parts)
+    return "".join(part.text for part in parts)
+
+
+def calls_of(parts: Sequence[Part]) -> list[Call]:
+    """The calls of tools in an answer's parts."""
+    return [call for part in parts for call in part.calls]
 
 
 def thoughts_of(parts: Sequence[Part]) -> str | None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -20,11 +21,12 @@ from edge.runtime.decode.answer import Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.options import any_value, shown
-from edge.runtime.text.template import Message
-from edge.serve.answering import Answers, Ask, Part, finish_of, text_of, thoughts_of
+from edge.runtime.text.template import TOOL, Message
+from edge.serve.answering import Answers, Ask, Part, calls_of, finish_of, text_of, thoughts_of
 from edge.serve.fields import Fields
 from edge.serve.openai import thinking
 from edge.serve.refusal import BAD, Refusal
+from edge.serve.tools import Tool, read_calls, read_tools
 
 if TYPE_CHECKING:
     from edge.serve.server import Server
@@ -70,7 +72,9 @@ async def show(server: Server, request: Request) -> Response:
                 "general.architecture": manifest.family,
                 f"{manifest.family}.context_length": manifest.context,
             },
-            "capabilities": ["completion"] + (["thinking"] if manifest.thinking is not None else []),
+            "capabilities": ["completion"]
+            + (["tools"] if "tools" in (manifest.chat_template or "") else [])
+            + (["thinking"] if manifest.thinking is not None else []),
         }
     )
 
@@ -79,14 +83,17 @@ async def chat(server: Server, request: Request) -> Response:
     """`POST /api/chat`."""
     fields = Fields(await server.body(request))
     messages = fields.take("messages", _messages, [])
-    fields.only("tools", [[]], "Tools are not served yet; leave tools out.")
+    tools = fields.take("tools", read_tools, [])
 
     def said(parts: Sequence[Part]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text_of(parts)}
-        thoughts = thoughts_of(parts)
-        return {"message": message | ({"thinking": thoughts} if thoughts is not None else {})}
+        message: dict[str, Any] = {"role": "assistant", "content": text_of(parts)}
+        if (thoughts := thoughts_of(parts)) is not None:
+            message["thinking"] = thoughts
+        if calls := calls_of(parts):
+            message["tool_calls"] = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+        return {"message": message}
 
-    return await _answer(server, request, fields, messages, said)
+    return await _answer(server, request, fields, messages, said, tools)
 
 
 async def generate(server: Server, request: Request) -> Response:
@@ -116,13 +123,15 @@ async def _answer(
     fields: Fields,
     prompt: str | list[Message],
     said: Callable[[Sequence[Part]], dict[str, Any]],
+    tools: Sequence[Tool] = (),
 ) -> Response:
     """Answer a prompt. said: makes what a response has of some parts of the answer."""
     name = server.models.name(fields.text("model"))
     streamed: bool = fields.take("stream", _flag, True)
     keep, think = fields.take("keep_alive", any_value), fields.take("think", any_value)
     options, context = _options(fields.object("options") or Fields({}))
-    fields.only("format", [""], "Answers in a given form are not served yet; leave format out.")
+    if (form := fields.take("format", any_value)) not in (None, ""):
+        options = replace(options, json_schema={"type": "object"} if form == "json" else form)
     fields.end(DOCS)
     if think is not None:
         options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
@@ -141,7 +150,7 @@ async def _answer(
                 field="num_ctx",
             )
     began = time.perf_counter()
-    answers = await Answers.of(server.models, name, Ask(prompt, [options], raw=isinstance(prompt, str)))
+    answers = await Answers.of(server.models, name, Ask(prompt, [options], raw=isinstance(prompt, str), tools=tools))
 
     def last(finish: str) -> dict[str, Any]:
         return {"done": True, "done_reason": finish, **_times(answers.timings[0], began)}
@@ -153,7 +162,7 @@ async def _answer(
                 if part.piece.finish_reason is not None:
                     found |= last(finish_of(part.piece))
                     server.count(name, answers.timings)
-                elif not (part.piece.text or part.piece.thoughts):
+                elif not (part.text or part.piece.thoughts or part.calls):
                     continue
                 yield json.dumps(found, ensure_ascii=False) + "\n"
         except EdgeError as e:
@@ -202,14 +211,18 @@ def _messages(value: Any) -> list[Message]:
             raise InputError(f"Message {i} must be an object, not {shown(each)}.")
         fields = Fields(each, f"message {i}")
         role, content = fields.text("role"), fields.text("content") or ""
-        if role not in ("system", "user", "assistant"):
-            raise InputError(f"Message {i} is of the role {shown(role)}; known are system, user, assistant.")
-        thoughts = fields.text("thinking")
-        for name in ("images", "tool_calls"):
-            fields.only(name, [[]], f"{name} are not served; leave them out.")
+        if role not in ("system", "user", "assistant", TOOL):
+            raise InputError(f"Message {i} is of the role {shown(role)}; known are system, user, assistant, tool.")
+        thoughts, calls = fields.text("thinking"), fields.take("tool_calls", read_calls, [])
+        fields.only("images", [[]], "images are not served; leave them out.")
+        fields.unread("tool_name", "tool_call_id")
         fields.end(DOCS)
         message = Message(role=role, content=content)
-        found.append({**message, "reasoning_content": thoughts} if thoughts and role == "assistant" else message)
+        if role == "assistant" and thoughts:
+            message["reasoning_content"] = thoughts
+        if role == "assistant" and calls:
+            message["tool_calls"] = calls
+        found.append(message)
     return found
 
 

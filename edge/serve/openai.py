@@ -16,17 +16,29 @@ from edge.errors import EdgeError, InputError
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.options import any_value, shown
-from edge.runtime.text.template import Message
-from edge.serve.answering import TOP_LOGPROBS, Answers, Ask, Logprob, Part, finish_of, text_of, thoughts_of, usage_of
+from edge.runtime.text.template import TOOL, Message
+from edge.serve.answering import (
+    TOP_LOGPROBS,
+    Answers,
+    Ask,
+    Logprob,
+    Part,
+    calls_of,
+    finish_of,
+    text_of,
+    thoughts_of,
+    usage_of,
+)
 from edge.serve.fields import Fields
 from edge.serve.refusal import BAD, Refusal
+from edge.serve.tools import Call, read_calls, read_choice, read_tools
 
 if TYPE_CHECKING:
     from edge.serve.server import Server
     from edge.serve.worker import Worker
 
 MOST_ANSWERS = 16  # to one request
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL}
 EFFORTS = {"none": 0, "minimal": 128, "low": 512, "medium": 2048, "high": None}  # tokens of thoughts
 SAMPLING = "temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 DOCS = " (docs/guide/serve.md lists what it knows)"
@@ -60,14 +72,16 @@ async def chat_completions(server: Server, request: Request) -> Response:
     options, streamed, usage = _common(fields, ("max_completion_tokens", "max_tokens"))
     effort = fields.take("reasoning_effort", any_value)
     options = options if effort is None else thinking(options, effort, "reasoning_effort")
-    why = "Answers in a given form are not served yet; leave response_format out, or say text."
-    fields.only("response_format", [{"type": "text"}], why)
-    fields.only("tools", [[]], "Tools are not served yet; leave tools out.")
-    fields.only("tool_choice", ["none", "auto"], "Tools are not served yet; leave tool_choice out.")
-    fields.unread("parallel_tool_calls")
+    options = replace(options, **fields.take("response_format", _form, {}))
+    tools, choice = fields.take("tools", read_tools, []), fields.take("tool_choice", read_choice, "auto")
+    if choice not in ("auto", "none") and not tools:
+        raise Refusal(BAD, "The tool_choice demands a call, and there are no tools.", field="tool_choice")
+    fields.only(
+        "parallel_tool_calls", [True], "A model calls as many tools as it wants; leave parallel_tool_calls out."
+    )
     count = _count(fields)
     fields.end(DOCS)
-    ask = Ask(messages, _several(options, count), top=(top or 0) if wants else None)
+    ask = Ask(messages, _several(options, count), top=(top or 0) if wants else None, tools=tools, choice=choice)
     form = _Form(server, name, "chat.completion", "chatcmpl")
     return await form.respond(request, ask, streamed, usage)
 
@@ -101,6 +115,7 @@ def _common(fields: Fields, lengths: Sequence[str]) -> tuple[GenerateOptions, bo
     )
     if options.seed is None:
         options = replace(options, seed=RANDOM)
+    options = replace(options, regex=fields.text("regex"), grammar=fields.text("grammar"))
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, [0], f"{name} is not served; take repetition_penalty.")
     fields.only("logit_bias", [{}], "logit_bias is not served; leave it out.")
@@ -124,6 +139,28 @@ def _several(options: GenerateOptions, count: int) -> list[GenerateOptions]:
     """The options of each answer: each draws by a seed of its own."""
     seeds = [options.seed if not isinstance(options.seed, int) else options.seed + i for i in range(count)]
     return [replace(options, seed=seed) for seed in seeds]
+
+
+def _form(value: Any) -> dict[str, Any]:
+    """The options of an answer's form, by what a request says of it."""
+    fields = Fields(value if isinstance(value, dict) else {}, "response_format")
+    kind = fields.text("type")
+    schema: Any = None
+    if kind == "json_object":
+        schema = {"type": "object"}
+    elif kind == "json_schema":
+        inner = fields.object("json_schema") or Fields({})
+        schema = inner.take("schema", any_value)
+        inner.unread("name", "description", "strict")
+        inner.end(DOCS)
+        if schema is None:
+            raise InputError("The response_format has no schema.")
+    elif kind != "text":
+        raise InputError(
+            f"The type of the response_format must be text, json_object or json_schema, not {shown(kind)}."
+        )
+    fields.end(DOCS)
+    return {} if schema is None else {"json_schema": schema}
 
 
 def thinking(options: GenerateOptions, effort: Any, field: str) -> GenerateOptions:
@@ -156,12 +193,15 @@ def _message(number: int, value: Any) -> Message:
         known = ", ".join(ROLES)
         raise InputError(f"Message {number} is of the role {shown(value.get('role'))}; known are {known}.")
     content = fields.take("content", lambda content: _content(number, content), "")
-    thoughts = fields.text("reasoning_content")
-    fields.only("tool_calls", [[]], "Tools are not served yet; leave tool_calls out.")
-    fields.unread("refusal", "name", "annotations")
+    thoughts, calls = fields.text("reasoning_content"), fields.take("tool_calls", read_calls, [])
+    fields.unread("refusal", "name", "annotations", "tool_call_id")
     fields.end(DOCS)
     message = Message(role=role, content=content)
-    return {**message, "reasoning_content": thoughts} if role == "assistant" and thoughts else message
+    if role == "assistant" and thoughts:
+        message["reasoning_content"] = thoughts
+    if role == "assistant" and calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def _content(number: int, value: Any) -> str:
@@ -192,6 +232,7 @@ class _Form:
         self._server, self._model, self._kind = server, model, kind
         self._id, self._created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
         self._worker: Worker
+        self._calls = dict[int, int]()  # that were streamed, by the answer's number
 
     async def respond(self, request: Request, ask: Ask, streamed: bool, usage: bool) -> Response:
         """Answer a request."""
@@ -248,9 +289,14 @@ class _Form:
         piece, delta = part.piece, dict[str, Any]()
         if piece.thoughts:
             delta["reasoning_content"] = piece.thoughts
-        if piece.text:
-            delta["content"] = piece.text
-        finish = None if piece.finish_reason is None else finish_of(piece)
+        if part.text:
+            delta["content"] = part.text
+        if part.calls:
+            delta["tool_calls"] = [
+                {"index": i} | _call(call) for i, call in enumerate(part.calls, self._calls.get(part.index, 0))
+            ]
+            self._calls[part.index] = self._calls.get(part.index, 0) + len(part.calls)
+        finish = None if piece.finish_reason is None else self.finish(part, self._calls.get(part.index, 0) > 0)
         if not delta and finish is None and not part.logprobs:
             return None
         told = self.logprobs(part.logprobs) if logprobs else None
@@ -258,12 +304,20 @@ class _Form:
 
     def choice(self, index: int, parts: Sequence[Part], logprobs: bool) -> dict[str, Any]:
         """A whole answer."""
-        message = {"role": "assistant", "content": text_of(parts), "refusal": None}
+        calls, text = calls_of(parts), text_of(parts)
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
         if (thoughts := thoughts_of(parts)) is not None:
             message["reasoning_content"] = thoughts
         told = self.logprobs([each for part in parts for each in part.logprobs]) if logprobs else None
-        finish = finish_of(parts[-1].piece)
+        finish = self.finish(parts[-1], bool(calls))
         return {"index": index, "message": message, "logprobs": told, "finish_reason": finish}
+
+    def finish(self, part: Part, called: bool) -> str:
+        """The reason why an answer ended, whose last part this is. called: whether it called tools."""
+        found = finish_of(part.piece)
+        return "tool_calls" if called and found == "stop" else found
 
     def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
         """Log probabilities in the form of this protocol."""
@@ -313,6 +367,10 @@ class _Text(_Form):
             "top_logprobs": [{self.token(token): value for token, value in each.likely} for each in found],
             "text_offset": [sum(map(len, tokens[:i])) for i in range(len(tokens))],
         }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.said}}
 
 
 def _event(found: dict[str, Any]) -> str:

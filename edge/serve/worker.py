@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer, Deliver
@@ -67,6 +67,7 @@ class Worker:
         *,
         raw: bool = False,
         wrap: Callable[[Sampler], Sampler] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> BatchAnswer:
         """An answer that is ready to be asked for. Takes as long as the prompt's text to be encoded.
 
@@ -75,7 +76,7 @@ class Worker:
             WorkerClosed: the worker was closed.
         """
         try:
-            return self._made(prompt, options, deliver, raw, wrap)
+            return self._made(prompt, options, deliver, raw, wrap, tools)
         except InputError:
             if self._closed:  # meanwhile
                 raise WorkerClosed(closed(self.model.bundle.manifest.name)) from None
@@ -88,10 +89,11 @@ class Worker:
         deliver: Deliver,
         raw: bool,
         wrap: Callable[[Sampler], Sampler] | None,
+        tools: Sequence[Mapping[str, Any]],
     ) -> BatchAnswer:
         started, model = time.perf_counter(), self.model
         options = model.settled(options, raw=raw)
-        ids, block = model.asked(prompt, None, raw, options.think)
+        ids, block = model.asked(prompt, None, raw, options.think, tools)
         check_prompt(ids, model.engine, "shorten it")
         if options.max_tokens is None:  # as long as the context has room, of which the finish reason tells
             thinks = block is not None and not block.closed and options.think_tokens is None

@@ -73,7 +73,12 @@ class _Unthinking(ChatTemplate):
         super().__init__(source, special, now)
         self._plain, self._marks = ChatTemplate(source, special, now), marks
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         return render_thinking(self._plain, self._marks, messages, think=False)
 
 

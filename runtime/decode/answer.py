@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.answer_text import AnswerText
 from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.decode.grammar import constrained
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import RANDOM, Sampler, SamplingOptions, make_sampler
 from edge.runtime.decode.thoughts import CLOSING, THINK_TOKENS, Closing
@@ -119,6 +120,10 @@ def settled(options: GenerateOptions, manifest: Manifest, *, raw: bool = False) 
     if (raw or manifest.thinking is None) and (options.think or options.think_tokens is not None):
         why = "a raw prompt has none" if raw else "this model's chat template and vocabulary have no marks for them"
         raise InputError(f"Options are about thoughts, and {why}; leave these options out.")
+    if manifest.thinking is not None and not raw and options.form is not None:
+        if options.think:
+            raise InputError("An answer in a given form has no thoughts before it; leave out one of the two.")
+        options = replace(options, think=False)
     return options.settled(None if raw or manifest.chat_template is None else manifest.generation)
 
 
@@ -193,7 +198,7 @@ def answer(
 
 def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:
     """Return the sampler of an answer to `prompt`. It also closes thoughts that have reached their maximum length."""
-    sampler = make_sampler(options, prompt)
+    sampler = constrained(make_sampler(options, prompt), text, options.form)
     return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
 
 

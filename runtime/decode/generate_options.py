@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from edge.errors import InputError
+from edge.runtime.decode.grammar import FORMS, Form, expression, json_schema
 from edge.runtime.decode.sampling import SamplingOptions
-from edge.runtime.options import flag, function, integer, option, texts, unless_none
+from edge.runtime.options import Others, flag, function, integer, option, texts, unless_none
 
 MAX_TOKENS = integer("most tokens to generate", "1 or more", least=1)
 LENGTH: dict[str, Any] = {
@@ -21,6 +24,7 @@ STOP: dict[str, Any] = {
     "help": "end the answer before this text; repeatable",
     "about": "texts that end the answer and are not part of it",
 }
+ONE_FORM = "An answer has one form: give a JSON schema, a regular expression or a grammar, and leave out the others."
 INTERRUPTED = function("option interrupted")
 INTERRUPTED_HELP = "a function asked before every step; the answer ends once it returns True"
 
@@ -28,6 +32,17 @@ INTERRUPTED_HELP = "a function asked before every step; the answer ends once it 
 def never() -> bool:
     """Return False: the default of `interrupted`, for answers that nobody interrupts."""
     return False
+
+
+def _content(path: str) -> str:
+    """The text of a file that the command line names."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        import argparse  # which only the command has loaded
+
+        why = getattr(e, "strerror", None) or "it is no UTF-8"
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -59,4 +74,41 @@ class GenerateOptions(SamplingOptions):
         help="maximum tokens of thoughts, after which the answer follows",
     )
     stop: Sequence[str] = option((), texts("stop string"), **STOP)
+    json_schema: str | Mapping[str, Any] | type[Any] | None = option(
+        None,
+        unless_none(json_schema),
+        flag="--json-schema FILE",
+        heading="answer",
+        help="answer with JSON that satisfies the schema in this file",
+        about="a JSON schema that the answer satisfies: a mapping, its text, or a class of pydantic's "
+        "([structured.md](../guide/structured.md))",
+        read=_content,
+        excludes=Others(("regex", "grammar"), ONE_FORM),
+    )
+    regex: str | None = option(
+        None,
+        unless_none(expression("regular expression")),
+        flag="--regex R",
+        heading="answer",
+        help="answer with a text that matches this regular expression as a whole",
+        read=str,
+        excludes=Others(("grammar",), ONE_FORM),
+    )
+    grammar: str | None = option(
+        None,
+        unless_none(expression("grammar")),
+        flag="--grammar FILE",
+        heading="answer",
+        help="answer with a text of the grammar in this file, in Lark's notation",
+        about="a grammar that the answer is of, in Lark's notation",
+        read=_content,
+    )
     interrupted: Callable[[], bool] = option(never, INTERRUPTED, help=INTERRUPTED_HELP)
+
+    @property
+    def form(self) -> Form | None:
+        """The form that the answer is to have; None: any. InputError where several are given."""
+        given = [Form(kind, said) for kind in FORMS if (said := getattr(self, kind)) is not None]
+        if len(given) > 1:
+            raise InputError(ONE_FORM)
+        return given[0] if given else None

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
 
 from edge.errors import BundleError, EdgeError, InputError, on_one_line
@@ -28,20 +29,23 @@ LABORIOUS = 1 << 12  # steps that no honest template takes for a few words
 LONGEST = 1 << 17  # characters of a template; the longest known have a fifth of that
 MARK, WORDS = "Zq7vX7j", "Kw3pL3h"  # of conversations that show what a template does with messages
 TURNS = "user", "assistant", "user"
+TOOL = "tool"  # the role of a tool's answer, which may be empty
 FIXED_DAY = "2025-01-31"  # of all that an export has the model answer
 CLOCK = "strftime_now"  # what templates ask for the date
 DAYS = datetime(1987, 3, 4, 5, 6, 7), datetime(2046, 11, 25, 20, 30, 45)  # in which every part of a date differs
 
 
 class Message(TypedDict):
-    """One turn of a conversation; roles are those that the model's template knows: system, user, assistant.
+    """One turn of a conversation; roles are those that the model's template knows: system, user, assistant, and tool.
 
     reasoning_content: what the assistant thought before, of which the template writes what the model shall read again.
+    tool_calls: what it called, each ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``.
     """
 
     role: str
     content: str
     reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -55,7 +59,7 @@ def check_messages(messages: Sequence[Message]) -> None:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise InputError(f"Message {i} of the conversation needs a text under {key!r}.")
-    if not messages or not messages[-1]["content"].strip():
+    if not messages or not (messages[-1]["content"].strip() or messages[-1]["role"] == TOOL):
         raise InputError("The prompt is empty; give the model something to answer.")
 
 
@@ -95,10 +99,15 @@ class ChatTemplate:
         self._template, self._environment = _compile(source, now)
         self._takes_parts: dict[str, bool | None] = {}  # by role; None: it leaves out what that role says
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Render the prompt for the assistant's next turn; InputError where the template refuses the conversation,
         BundleError where it does what no honest one does. variables: further ones that the template knows, such as
-        `enable_thinking`."""
+        `enable_thinking`. tools: that the assistant may call, as OpenAI's protocol describes them."""
         given = [self._given(message) for message in messages]
         if self._undated is not None and self.tells_date(messages):
             name, self._undated = self._undated, None
@@ -107,7 +116,21 @@ class ChatTemplate:
                 "--date YYYY-MM-DD fixes it (in Python date= of edge.load).",
                 name,
             )
-        return self._run(given, variables or {})
+        return self._run(given, variables or {}, tools)
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True if the template tells the assistant of tools that it may call."""
+        tool = {"type": "function", "function": {"name": MARK, "description": WORDS, "parameters": {"type": "object"}}}
+        try:
+            return MARK in self.render([Message(role="user", content=WORDS)], tools=[tool])
+        except (InputError, BundleError):
+            return False
+
+    @property
+    def source(self) -> str:
+        """The template's text."""
+        return self._source
 
     def tells_date(self, messages: Sequence[Message]) -> bool:
         """True if the rendered prompt depends on the date."""
@@ -120,11 +143,19 @@ class ChatTemplate:
 
         return on(DAYS[0]) != on(DAYS[1])
 
-    def _run(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _run(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         from edge.runtime.text.meter import Exhausted
 
-        self._environment.begin(sum(map(_length, messages)), len(messages))
-        given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+        more = [] if tools is None else [json.dumps(tools)]
+        more += [json.dumps(message["tool_calls"]) for message in messages if "tool_calls" in message]
+        self._environment.begin(sum(map(_length, messages)) + sum(map(len, more)), len(messages) + len(tools or ()))
+        offered = None if tools is None else list(tools)
+        given = {"messages": list(messages), "tools": offered, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render({**variables, **given, **self._special})
         except Exhausted as e:
@@ -254,7 +285,7 @@ def written(
     for left in ((), ("assistant",)):  # a template may look for tokens in answers: the ends of thoughts
         with contextlib.suppress(InputError):
             shown = render([m if m["role"] in left else {**m, "content": hidden(m)} for m in messages])
-            if controls.show(shown) == rendered:
+            if controls.show(shown) == controls.show(rendered):  # what tools say is hidden in both
                 return shown
     raise InputError(
         f"The model's chat template takes a part of {typed[0][:40]!r} for a sign of its own; write it in another way."

@@ -6,8 +6,8 @@ own template does it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from edge.errors import InputError
 from edge.manifest import Thinking
@@ -15,9 +15,14 @@ from edge.runtime.text.template import ChatTemplate, Message
 
 
 def render(
-    template: ChatTemplate, marks: Thinking | None, messages: Sequence[Message], think: bool | None = None
+    template: ChatTemplate,
+    marks: Thinking | None,
+    messages: Sequence[Message],
+    think: bool | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Render the prompt for the assistant's next turn. think: whether it thinks first; None: as the template has it.
+    tools: that it may call.
 
     Raises:
         InputError: the template refuses the conversation, or the model is to think and has no marks for that.
@@ -28,12 +33,12 @@ def render(
             "option out."
         )
     if marks is None or think is None:
-        return template.render(messages)
+        return template.render(messages, None, tools)
     if marks.variable is not None:
-        return template.render(messages, {marks.variable: think})
+        return template.render(messages, {marks.variable: think}, tools)
     if marks.words:
-        return template.render(_with_word(messages, marks.words[0 if think else 1]))
-    prompt = template.render(messages)
+        return template.render(_with_word(messages, marks.words[0 if think else 1]), None, tools)
+    prompt = template.render(messages, None, tools)
     return _forced(prompt, marks, think) if think or marks.default else prompt
 
 

@@ -1,0 +1,171 @@
+"""Tools: what a request offers is checked, and calls are found in what a model says."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import httpx
+import pytest
+from running_server import running
+
+pytest.importorskip("starlette")
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge.bundle import MANIFEST, Bundle
+from edge.errors import EdgeError
+from edge.serve.tools import Calls, read_calls, read_choice, read_tools
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+SAID = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+ANSWERS: list[tuple[str, str, list[dict[str, Any]]]] = [
+    ("Just words.", "Just words.", []),
+    (f"<tool_call>\n{SAID}\n</tool_call>", "", [{"a": 1, "b": 2}]),
+    (f"Well.\n<tool_call>{SAID}</tool_call>\n<tool_call>{SAID}</tool_call>\n", "Well.\n", [{"a": 1, "b": 2}] * 2),
+    ("a < b <tool and more", "a < b <tool and more", []),
+    ("<tool_call>{broken</tool_call> so", "<tool_call>{broken</tool_call> so", []),
+    (f"<tool_call>{SAID}", "", [{"a": 1, "b": 2}]),
+    ("<tool_call>{", "<tool_call>{", []),
+    (f"```json\n{SAID}\n```", "", [{"a": 1, "b": 2}]),
+    (SAID, "", [{"a": 1, "b": 2}]),
+    ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+    ('{"a": 1}', '{"a": 1}', []),
+    ("```python\nprint(1)\n```", "```python\nprint(1)\n```", []),
+    ("", "", []),
+]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(("answer", "text", "calls"), ANSWERS, ids=range(len(ANSWERS)))
+def test_calls_are_found_however_the_answer_is_cut(
+    answer: str, text: str, calls: list[dict[str, Any]], marked: bool
+) -> None:
+    if not marked and "<tool_call>" in answer:
+        text, calls = answer, []
+    for seed in range(20):
+        draw, found, said, left = random.Random(seed), Calls(["add"], marked=marked), "", answer
+        while left:
+            count = draw.randint(1, 7)
+            said += found.push(left[:count])
+            left = left[count:]
+        said += found.end()
+        assert (said, [call.arguments for call in found.found]) == (text, calls)
+        assert all(call.name == "add" for call in found.found)
+        assert len({call.id for call in found.found}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [3, [3], [{}], [{"type": "web"}], [{"type": "function"}], [{"type": "function", "function": {"name": "a b"}}],
+     [{"type": "function", "function": {"name": "f", "parameters": 3}}], [TOOL] * 200,
+     [{"type": "function", "function": {"name": "f", "wish": 1}}]],
+    ids=range(9),
+)  # fmt: skip
+def test_tools_that_are_none_are_refused(tools: Any) -> None:
+    with pytest.raises(EdgeError):
+        read_tools(tools)
+
+
+def test_choices_and_calls_are_read() -> None:
+    assert read_choice("required") == "required"
+    assert read_choice({"type": "function", "function": {"name": "add"}}) == "=add"
+    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert read_calls([call]) == [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    for wrong in ("sometimes", 3, {"type": "function"}):
+        with pytest.raises(EdgeError):
+            read_choice(wrong)
+    for wrong in ([3], [{}], [{"function": {"name": "f", "arguments": "{"}}], [{"function": {"arguments": {}}}]):
+        with pytest.raises(EdgeError):
+            read_calls(wrong)
+
+
+# A template that writes tools, calls and their answers, as Hermes does.
+TEMPLATE = (
+    "{% if tools %}Tools: {% for tool in tools %}{{ tool | tojson }}{% endfor %} call with <tool_call></tool_call>\n"
+    "{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endif %}\n{% endfor %}assistant: "
+)
+
+
+@pytest.fixture(scope="module")
+def client(pristine_tiny_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The tiny model, with a template that knows tools."""
+    pytest.importorskip("llguidance")
+    root = Path(shutil.copytree(pristine_tiny_bundle.root, tmp_path_factory.mktemp("tools") / "tools.edge"))
+    manifest = dataclasses.replace(pristine_tiny_bundle.manifest, chat_template=TEMPLATE, chat_format=None)
+    assert (root / MANIFEST).is_file()
+    with running(Bundle(root, manifest)) as client:
+        yield client
+
+
+def ask(client: httpx.Client, **more: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [TOOL], "max_tokens": 200, "temperature": 0}
+    response = client.post("/v1/chat/completions", json=body | more)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_call_that_is_demanded_comes_and_parses(client: httpx.Client, choice: Any) -> None:
+    for seed in range(5):
+        found = ask(client, tool_choice=choice, temperature=0.5, seed=seed)
+        if found["finish_reason"] == "length":  # integers have no end
+            continue
+        (call,) = found["message"]["tool_calls"]
+        assert found["finish_reason"] == "tool_calls" and found["message"]["content"] is None
+        arguments = json.loads(call["function"]["arguments"])
+        assert call["function"]["name"] == "add" and {*arguments} == {"a", "b"}
+        assert all(isinstance(each, int) for each in arguments.values())
+
+
+def test_a_call_and_its_answer_go_on_in_the_talk(client: httpx.Client) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    talk = [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ]
+    assert ask(client, messages=talk, max_tokens=5)["message"]["role"] == "assistant"
+
+
+def test_a_choice_without_tools_and_tools_without_a_template_are_refused(
+    client: httpx.Client, pristine_tiny_bundle: Bundle
+) -> None:
+    talk = [{"role": "user", "content": "1 + 2?"}]
+    response = client.post("/v1/chat/completions", json={"messages": talk, "tool_choice": "required"})
+    assert response.status_code == 400 and "there are no tools" in response.json()["error"]["message"]
+    wrong = {"type": "function", "function": {"name": "subtract"}}
+    response = client.post("/v1/chat/completions", json={"messages": talk, "tools": [TOOL], "tool_choice": wrong})
+    assert response.status_code == 400 and "no such tool" in response.json()["error"]["message"]
+    with running(pristine_tiny_bundle) as other:
+        response = other.post("/v1/chat/completions", json={"messages": talk, "tools": [TOOL]})
+    assert response.status_code == 400 and "knows no tools" in response.json()["error"]["message"]
+
+
+def test_an_answer_satisfies_the_schema_that_a_request_has(client: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    found = ask(client, response_format=form, tools=[])
+    assert json.loads(found["message"]["content"]) in ({"x": 1}, {"x": 2})
+    found = ask(client, grammar='start: "yes" | "no"', tools=[])
+    assert found["message"]["content"] in ("yes", "no")
+    body = {"messages": [{"role": "user", "content": "x"}], "format": schema, "stream": False}
+    said = client.post("/api/chat", json=body).json()["message"]["content"]
+    assert json.loads(said) in ({"x": 1}, {"x": 2})
