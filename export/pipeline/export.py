@@ -11,7 +11,7 @@ from typing import Any
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError
 from edge.export.facts.progress import Progress
-from edge.export.request.choices import Named
+from edge.export.request.choices import Named, described_default
 from edge.export.request.export_request import ExportRequest
 from edge.export.request.forecast import forecast
 from edge.export.request.glance import glance_at
@@ -49,6 +49,8 @@ def export_bundle(
     if not begun:
         begin(checkpoint)
     plan = settle(request, checkpoint, tell)
+    if request.weights is None and (reason := described_default(checkpoint, plan.chosen.weights)) is not None:
+        tell(reason)
     place = Path(f"{plan.name}.edge" if request.out is None else request.out)
     with _no_folders_left(place), BundleWriter(place, force=request.force) as writer:
         manifest = finish(request, writer, stage(plan, writer, line, tell), line, tell)

@@ -48,6 +48,7 @@ def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], 
         quick=request.quick,
         anew=request.anew,
         in_place=request.in_place,
+        device=request.target is not None,
     )
     if request.in_place and not checkpoint.files:
         raise InputError(f"Weights stay in their file with GGUF files alone, and {checkpoint.name} is none.")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
-from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, Format, matrices
+from edge.export.facts.tensors import EMBEDDING, GGUF_TYPES, HEAD, Format, matrices
 from edge.export.graph.families import find_family
 from edge.export.manifest.tokenizer import compact
+from edge.export.quantize.rtn import INT8_BLOCK
 from edge.gguf_parts import GGUF
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 MIN_CONTEXT = 16
 MAX_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
+
+KEEP = "keep"
+QUANTIZED = ("Q", "IQ", "TQ", "MXFP")  # begin the names of a GGUF file's types in blocks
+EVERYWHERE = ("Q4_0", "Q8_0")  # types of GGUF files whose blocks every host computes
+# Weights of a GGUF file from which on its own blocks are the default. In 8-bit blocks they take 1.06 GB, where Q4_K_M
+# takes 0.6 GB; below that a bundle for every host costs less than half a GB more.
+LARGE = 1_000_000_000
+SCALE = 4  # bytes
 
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
@@ -71,18 +80,19 @@ def choose(
     quick: bool,
     anew: bool = False,
     in_place: bool = False,
+    device: bool = False,
 ) -> Choices:
-    """Return the options asked for, else the catalog's, else the defaults of the method and the model. quick: a GGUF
-    stays in its precision, and other decoders get int8; in_place: a GGUF stays where it is, where our kernels can read
-    it. A folder whose integers can be stored as they are stays so,
-    unless an option is asked for (`anew`) that needs new ones.
+    """Return the options asked for, else the catalog's, else the defaults of the method and the model. A GGUF stays in
+    its precision (`keeps_own_blocks`), and so does a folder whose integers can be stored as they are, unless an option
+    is asked for (`anew`) that needs new ones. quick: other decoders get int8. in_place: a GGUF stays where it is, where
+    our kernels can read it. device: the bundle is for other hosts, too.
 
     Raises:
         CheckpointError: the model's context is too small to be one.
         InputError: the context is out of range.
     """
     defaults = _defaults(checkpoint)
-    chosen = choose_weights(checkpoint, weights, quick=quick, anew=anew, in_place=in_place)
+    chosen = choose_weights(checkpoint, weights, quick=quick, anew=anew, in_place=in_place, device=device)
     if block_size is None and chosen == defaults.get("weights"):
         block_size = defaults.get("block_size")
     return Choices(
@@ -90,20 +100,52 @@ def choose(
     )
 
 
-def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew: bool, in_place: bool = False) -> str:
+def choose_weights(
+    checkpoint: Named, weights: str | None, *, quick: bool, anew: bool, in_place: bool = False, device: bool = False
+) -> str:
     """Return the weights alone, by the rules of `choose`."""
     if weights is not None:
         return weights
     both = bool(checkpoint.config.get("is_encoder_decoder"))
-    folder = getattr(checkpoint, "root", None) is not None
-    if folder and not both and not anew and any(map(checkpoint.form, checkpoint.names())):
+    if not both and not anew and _is_folder(checkpoint) and any(map(checkpoint.form, checkpoint.names())):
         return "keep"
-    if quick and not both:
-        types = {*map(checkpoint.stored_type, checkpoint.names())}
-        if in_place and not types.isdisjoint(GGUF_TYPES):
+    stated = None if quick else _defaults(checkpoint).get("weights")
+    if stated is None and not both and (quick or not anew) and is_quantized_gguf(checkpoint):
+        if in_place and not {*map(checkpoint.stored_type, checkpoint.names())}.isdisjoint(GGUF_TYPES):
             return GGUF
-        return "keep" if not folder and types - FLOATS else "int8"
-    return str(_defaults(checkpoint).get("weights", "int8" if both else "int4"))
+        return GGUF if not device and keeps_own_blocks(checkpoint) and our_kernels_run() else KEEP
+    if quick and not both:
+        return "int8"
+    return str(stated or ("int8" if both else "int4"))
+
+
+def is_quantized_gguf(checkpoint: Named) -> bool:
+    """True for a GGUF file that does not consist of floats alone."""
+    types = {*map(checkpoint.stored_type, checkpoint.names())}
+    return not _is_folder(checkpoint) and any(kind.startswith(QUANTIZED) for kind in types)
+
+
+def keeps_own_blocks(checkpoint: Named) -> bool:
+    """True if `gguf` is the default for a GGUF file, and not `keep`: if it has `LARGE` weights or more, and most are of
+    types that only our kernels compute, so that 8-bit blocks in their place would add hundreds of MB."""
+    sizes = {name: math.prod(checkpoint.shape(name)) for name in checkpoint.names()}
+    widened = sum(size for name, size in sizes.items() if _is_widened(checkpoint.stored_type(name)))
+    return sum(sizes.values()) >= LARGE and 2 * widened > sum(sizes.values())
+
+
+def our_kernels_run() -> bool:
+    """True if kernels that compute blocks of GGUF files run here, without which no bundle of these can be checked."""
+    from edge.runtime.kernels.library import computes_gguf, find_kernels
+
+    return computes_gguf(find_kernels())
+
+
+def _is_widened(kind: str) -> bool:
+    return kind in GGUF_TYPES and kind not in EVERYWHERE
+
+
+def _is_folder(checkpoint: Named) -> bool:
+    return getattr(checkpoint, "root", None) is not None
 
 
 def default_tokens(weights: int) -> int:
@@ -130,6 +172,26 @@ def described(checkpoint: Checkpoint, weights: str) -> str:
     licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
     how = "kept as they are where they fit" if weights in ("keep", "gguf") else f"to {weights}"
     return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, {how}."
+
+
+def described_default(checkpoint: Checkpoint, weights: str) -> str | None:
+    """Return a sentence about default weights of a GGUF file: why these, which hosts run them, and how to get others.
+    None where they are no default of such files."""
+    if weights not in (GGUF, KEEP) or not is_quantized_gguf(checkpoint):
+        return None
+    eight = f"{count_weights(checkpoint) * (8 + 8 * SCALE / INT8_BLOCK) / 8e9:.1f} GB"
+    if weights == GGUF:
+        return (
+            f"The bundle has the file's own blocks, as 8-bit blocks would take {eight}. It runs where edge-lm-kernels "
+            "are installed, and not on Android; --weights keep makes one for every host."
+        )
+    others = "--weights gguf keeps the file's own blocks, for hosts with edge-lm-kernels (not Android)"
+    if keeps_own_blocks(checkpoint) and not our_kernels_run():
+        others = (
+            f"where edge-lm-kernels are installed, {others}, and is the default of a model of this size, as 8-bit "
+            f"blocks take {eight}"
+        )
+    return f"The bundle has blocks that every host computes, Android too; {others}."
 
 
 def count_weights(checkpoint: Named) -> int:

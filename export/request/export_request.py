@@ -138,8 +138,8 @@ class ExportRequest(Options):
         flag="--effort EFFORT",
         heading="bundle",
         help="quick: seconds, 8 bits, nothing for drafts; normal (default): minutes, 4 bits, drafts; best: longer, "
-        "more bits where they count, more text",
-        about="`normal`; `quick`, in seconds instead of minutes: a GGUF keeps its own precision, other decoders get "
+        "more bits where they count, more text; a GGUF file keeps its precision but for best",
+        about="`normal`; `quick`, in seconds instead of minutes: decoders other than GGUF files get "
         "int8 weights, and nothing is collected for drafts; or `best`: int4 weights with more bits, calibrated on more "
         "text and tuned",
     )
@@ -157,10 +157,12 @@ class ExportRequest(Options):
         unless_none(_weights),
         flag="--weights KIND",
         heading="weights",
-        help="%(names)s (default: int4; keep for folders whose integers fit; for encoder-decoders int8)",
+        help="%(names)s (default: int4; keep for folders whose integers fit, and for GGUF files, or gguf for large "
+        "ones; for encoder-decoders int8)",
         names=lambda: "; ".join(f"{method.name}: {method.help}" for method in METHODS.values()),
         about="what matrices are stored as ([export.md](../guide/export.md#which-weights)); default: the catalog's, "
-        "else keep for a folder whose integers fit, else int4, or int8 for an encoder-decoder",
+        "else keep for a folder whose integers fit, keep or gguf for a GGUF file by its size "
+        "([gguf.md](../guide/gguf.md#to-give-away)), else int4, or int8 for an encoder-decoder",
     )
     block_size: int | None = option(
         None,

@@ -40,7 +40,10 @@ def forecast(request: ExportRequest, model: Named) -> tuple[str, Stages] | None:
 
 def _asked(request: ExportRequest, model: Named) -> Asked:
     named = "int4" if request.decoder_weights == "int4" else request.weights
-    weights = choose_weights(model, named, quick=request.quick, anew=request.anew, in_place=request.in_place)
+    weights = choose_weights(
+        model, named, quick=request.quick, anew=request.anew, in_place=request.in_place,
+        device=request.target is not None,
+    )  # fmt: skip
     options = Options(
         request.block_size, None, None, request.effort, request.symmetric, request.bits, request.perplexity
     )

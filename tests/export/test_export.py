@@ -307,6 +307,60 @@ def test_the_catalogs_defaults_are_taken_unless_others_are_given(
     assert (manifest.weights, manifest.context) == ("fp32", 128)
 
 
+K_TYPES = {"ffn": Type.Q4_K, "attn": Type.Q6_K, "token_embd.w": Type.Q6_K, "output.w": Type.Q6_K}
+Q4_0 = dict.fromkeys(K_TYPES, Type.Q4_0)
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1}
+
+
+def default_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, large: bool, **options: Any) -> tuple[str, list[str]]:
+    """The weights of an export that names none, and what it says. large: as of a model of a billion weights."""
+    if large:
+        monkeypatch.setattr(choices, "LARGE", 100_000)
+    said: list[str] = []
+    asked = {"effort": "quick", "check": False, "max_context": 64} | options
+    bundle = edge.export(path, path.with_suffix(".edge"), say=said.append, **asked)
+    return bundle.manifest.weights, said
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("effort", ["quick", "normal"])
+@pytest.mark.parametrize(
+    ("types", "large", "weights", "sentence"),
+    [
+        (K_TYPES, True, "gguf", r"has the file's own blocks, as 8-bit .*, and not on Android; --weights keep makes"),
+        (K_TYPES, False, "keep", r"every host computes, Android too; --weights gguf keeps .*kernels \(not Android\)"),
+        (Q4_0, True, "keep", r"every host computes, Android too; --weights gguf keeps .*kernels \(not Android\)"),
+    ],
+)
+def test_the_default_of_a_gguf_file_follows_from_its_size_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, types: dict[str, Type], large: bool, weights: str, sentence: str,
+    effort: str,
+) -> None:  # fmt: skip
+    path = write_gguf(tmp_path / "m.gguf", tiny_model("llama", **WIDE), types=types)
+    found, said = default_of(path, monkeypatch, large=large, effort=effort)
+    assert found == weights and [line for line in said if re.search(sentence, line)], said
+
+
+def test_a_gguf_file_gets_the_default_of_every_host_where_kernels_are_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnxruntimes_kernels: None
+) -> None:
+    monkeypatch.setattr(choices, "our_kernels_run", lambda: False)
+    path = write_gguf(tmp_path / "m.gguf", tiny_model("llama", **WIDE), types=K_TYPES)
+    found, said = default_of(path, monkeypatch, large=True)
+    assert found == "keep" and any("; where edge-lm-kernels are installed, --weights gguf" in line for line in said)
+
+
+@pytest.mark.usefixtures("library")
+def test_nothing_is_said_of_weights_that_were_asked_for_and_new_ones_are_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tiny_model("llama", **WIDE), types=K_TYPES)
+    for options, weights in (({"weights": "keep"}, "keep"), ({"symmetric": True, "effort": "normal"}, "int4")):
+        found, said = default_of(path, monkeypatch, large=True, force=True, **options)
+        assert found == weights and not [line for line in said if line.startswith("The bundle has")]
+    assert default_of(path, monkeypatch, large=True, force=True, target="cuda")[0] == "keep"
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -155,7 +155,8 @@ def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
     again = ""
     if os.path.lexists(target):
         again = ", because the one that is there is another version's or damaged, or its file was moved"
-    _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
+    smaller = "edge export --weights int4" if contents.path.suffix == ".gguf" else "edge export"
+    _say(f"Making a bundle of {given}, once{again}; {smaller} makes a smaller and faster one in more time.")
     if contents.path.suffix == ".gguf" and not reads_in_place():
         _say(WITHOUT_KERNELS)
     make_room(target)
