@@ -124,6 +124,23 @@ def _by_name() -> Iterator[tuple[str, Split]]:
 
 
 SPLITS = dict(_by_name())
+
+# Tokens that eat the white space after them, which no key of a file says: llama.cpp knows it by the model's name. Its
+# other such tokens eat what is before them and belong to encoders (Jina's and ModernBERT's mask).
+_PHI3 = ("phi-3", "phi3")
+_PHI3_EATS_NONE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def eats_space(token: str, name: str, architecture: str | None, *, sentencepiece: bool) -> bool:
+    """True for a special token that eats the white space after it (`rstrip` in tokenizer.json): Phi-3's, but for three.
+
+    name: the model's. A file may call it something else: an architecture `phi3` with a SentencePiece vocabulary is
+    Phi-3's or Phi-3.5's, where Phi-4 has a byte-level one.
+    """
+    phi3 = any(part in name.lower() for part in _PHI3) or (architecture == "phi3" and sentencepiece)
+    return phi3 and token not in _PHI3_EATS_NONE
+
+
 UNSAID = (None, "", "default")  # by files that are older than the names, or whose converter did not know
 # What they have, by architecture and, of Llama's, the size of the vocabulary.
 _LLAMA3_TOKENS = (128_256, 128_258)

@@ -1,7 +1,8 @@
 """The vocabulary in a GGUF file -> a tokenizer.json.
 
 A GGUF file names one of llama.cpp's tokenizers and, for byte-level ones, the rule that splits text before merging. Both
-are built here from the parts of `tokenizers`. Special tokens are added tokens, so that they are matched whole.
+are built here from the parts of `tokenizers`. Special tokens are added tokens, so that they are matched whole; Phi-3's
+also match the white space after them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edge.errors import CheckpointError, on_one_line
-from edge.export.checkpoint.gguf_splits import GPT2, SPLITS, UNSAID, Split, guessed
+from edge.export.checkpoint.gguf_splits import GPT2, SPLITS, UNSAID, Split, eats_space, guessed
 from edge.export.checkpoint.vocabulary_sizes import check_character_map, check_lengths
 from edge.export.facts.checkpoint import TokenizerFiles
 from edge.export.facts.gguf_header import GGUFHeader
@@ -20,7 +21,7 @@ from edge.manifest import Tokens
 
 T = TypeVar("T", int, float, str, bool)
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"  # SentencePiece's mark for a space
 
 # Tokens that end an answer under whatever template the model was trained with; a file names only one of them.
@@ -44,7 +45,7 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
         raise CheckpointError(f"{header.path} has a tokenizer of kind {kind!r}; known in GGUF files are: {known}.")
     try:
         tokenizer = build(vocabulary)
-        tokenizer.add_special_tokens(vocabulary.added(_CONTROL))
+        tokenizer.add_special_tokens(vocabulary.added(_UNKNOWN, _CONTROL))
         tokenizer.add_tokens(vocabulary.added(_USER_DEFINED))
     except CheckpointError:
         raise
@@ -97,13 +98,19 @@ class _Vocabulary:
             )
         return index
 
-    def added(self, kind: int) -> list[AddedToken]:
-        """Tokens of one type, to be matched whole. Runs of spaces are matched after spaces became the mark."""
-        special = kind == _CONTROL
+    def added(self, *kinds: int) -> list[AddedToken]:
+        """Tokens of these types, to be matched whole. Runs of spaces are matched after spaces became the mark."""
+        special = _CONTROL in kinds
+        name, architecture = (self.header.value(f"general.{key}", str) for key in ("name", "architecture"))
+        sentencepiece = self.field("model", str) == "llama"
+
+        def eats(token: str) -> bool:
+            return eats_space(token, name or "", architecture, sentencepiece=sentencepiece)
+
         return [
-            AddedToken(token, special=special, normalized=not token.strip(_SPACE))
+            AddedToken(token, special=special, normalized=not token.strip(_SPACE), rstrip=eats(token))
             for token, type_ in zip(self.tokens, self.types, strict=True)
-            if type_ == kind
+            if type_ in kinds
         ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 import sentencepiece
-from tokenizers import Tokenizer, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import GPT2Tokenizer, Qwen2Tokenizer
 
@@ -41,7 +41,8 @@ CORPUS = [*TEXTS, "the then there these other another brother", "return 100 200 
 
 def written(path: Path, model: str, tokens: list[str], types: list[int], **fields: Any) -> TokenizerFiles:
     """What is read from a GGUF file that holds nothing but this vocabulary."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
+    writer.add_name(fields.pop("name", "a model"))
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
@@ -183,6 +184,73 @@ def test_a_sentencepiece_vocabulary_without_a_leading_space_matches_runs_of_spac
         assert ids == model.encode(text), text
         assert tokenizer.decode(ids) == text
     assert not found.tokens.add_bos
+
+
+# As in Phi-3's tokenizer.json: whether they are special, and whether they eat the white space after them.
+PHI3_TOKENS = {
+    **{"<unk>": (True, False), "<s>": (True, False), "</s>": (False, True), "<|endoftext|>": (True, False)},
+    **dict.fromkeys(("<|assistant|>", "<|placeholder1|>", "<|system|>", "<|end|>", "<|user|>"), (True, True)),
+}
+PHI3_MERGES = ["h e", "l l", "\u2581 he", "ll o", "\u2581he llo", "\u2581 S"]
+PHI3_TEXTS = [
+    "<|user|>\nhello<|end|>\n<|assistant|>\n",
+    "<|system|>  Shell <|end|> \t\r\n  <|user|>\n\n hello",
+    "<|endoftext|>\nhello</s>  hello <s> hello<unk>\nS",
+    "hello <|user|> hello\n<|end|>",
+    "<|end|>\u00a0\u3000hello",
+    "  hello\n",
+]
+
+
+def phi3_vocabulary() -> tuple[list[str], list[int], Tokenizer]:
+    """Tokens and their types in a GGUF file, and the tokenizer.json that they come from."""
+    letters = ["\u2581", *"hello"[:3], "o", "S"]
+    spelled = [*letters, *(merge.replace(" ", "") for merge in PHI3_MERGES)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *spelled, *list(PHI3_TOKENS)[3:]]
+    kinds = {"<unk>": 2, "</s>": 4} | {f"<0x{byte:02X}>": 6 for byte in range(256)}
+    types = [kinds.get(token, 3 if token in PHI3_TOKENS else 1) for token in tokens]
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in PHI3_MERGES)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    own = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    own.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    for token, (special, rstrip) in PHI3_TOKENS.items():
+        added = AddedToken(token, special=special, rstrip=rstrip, normalized=False)
+        (own.add_special_tokens if special else own.add_tokens)([added])
+    return tokens, types, own
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "eats"),
+    [
+        ("Phi-3 mini", "phi3", True),
+        ("phi3", "llama", True),
+        ("my finetune", "phi3", True),
+        ("my finetune", "llama", False),
+    ],
+)
+def test_phi_3s_special_tokens_eat_the_white_space_after_them(
+    tmp_path: Path, name: str, architecture: str, eats: bool
+) -> None:
+    tokens, types, own = phi3_vocabulary()
+    spelled = [merge.replace(" ", "") for merge in PHI3_MERGES]
+    scores = [-float(spelled.index(token)) if token in spelled else -1e6 for token in tokens]
+    found = written(
+        tmp_path / "t.gguf", "llama", tokens, types, architecture=architecture, name=name, scores=scores,
+        bos_token_id=1, eos_token_id=tokens.index("<|endoftext|>"), unknown_token_id=0,
+    )  # fmt: skip
+    tokenizer = Tokenizer.from_str(found.json)
+    for text in PHI3_TEXTS[:-1]:
+        same = tokenizer.encode(text, add_special_tokens=False).ids == own.encode(text, add_special_tokens=False).ids
+        assert same is eats, text
+    assert tokenizer.encode(PHI3_TEXTS[-1]).ids == own.encode(PHI3_TEXTS[-1]).ids
+
+
+def test_phi_4_has_no_such_tokens(tmp_path: Path) -> None:
+    tokens = ["<|im_end|>", *sorted(ByteLevel.alphabet())]
+    found = written(
+        tmp_path / "t.gguf", "gpt2", tokens, [3] + [1] * 256, architecture="phi3", name="Phi 4", merges=[], pre="dbrx"
+    )
+    assert Tokenizer.from_str(found.json).encode("a<|im_end|>\nb").tokens == ["a", "<|im_end|>", "\u010a", "b"]
 
 
 class TestRefusals:
