@@ -258,14 +258,12 @@ def drop_oldest(
     says when an entry was used last, where there is one.
     """
     found, now = list[tuple[bool, int, Path]](), time.time_ns()
+    drop_parts(folder)
     with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             with contextlib.suppress(OSError):
                 at = entry.lstat().st_mtime_ns
-                if part := re.fullmatch(_PART, entry.name):
-                    if abs(now - at) > _STALE_NS or not is_running(int(part[1])):
-                        _remove(entry)
-                elif ours(entry.name):
+                if not re.fullmatch(_PART, entry.name) and ours(entry.name):
                     mark = used(entry) if used(entry).exists() else entry
                     at = mark.lstat().st_mtime_ns
                     if at > now:  # a clock was wrong: it would stay for ever, and others go
@@ -278,6 +276,17 @@ def drop_oldest(
             left -= entry.lstat().st_size
         if place >= kept or (left < 0 and place):
             _remove(entry)
+
+
+def drop_parts(folder: Path) -> None:
+    """Remove from a folder of the cache what processes that are no more did not finish writing."""
+    now = time.time_ns()
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):
+                at, part = entry.lstat().st_mtime_ns, re.fullmatch(_PART, entry.name)
+                if part and (abs(now - at) > _STALE_NS or not is_running(int(part[1]))):
+                    _remove(entry)
 
 
 def _remove(entry: Path) -> None:

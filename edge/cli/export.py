@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.cli.arguments import Parser, add_fields, taken
-from edge.cli.progress import Countdown, drawn, time_column
+from edge.cli.progress import Countdown, amount_column, drawn, time_column
 from edge.cli.tables import console, table
 from edge.errors import InterruptedExport
 
@@ -85,8 +85,8 @@ def stages(
         return
     from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 
-    shows = TextColumn("{task.description}", markup=False), BarColumn(BAR), time_column(countdown or Countdown())
-    with drawn(SpinnerColumn(), *shows) as bar:
+    shows = TextColumn("{task.description}", markup=False), BarColumn(BAR), amount_column()
+    with drawn(SpinnerColumn(), *shows, time_column(countdown or Countdown())) as bar:
         shown: dict[str, TaskID] = {}  # at most one
 
         def progress(done: int, total: int, text: str) -> None:

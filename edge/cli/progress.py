@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 
+OF_BYTES = ("packing weights",)  # stages whose totals are bytes
+
+
 @contextmanager
 def bar(title: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
     """Shows how far a task of `total` has come; yields the function that is told of each step's size.
@@ -44,6 +47,18 @@ def drawn(*columns: ProgressColumn) -> Iterator[Progress]:
         yield progress
 
 
+def amount_column() -> ProgressColumn:
+    """Shows how many bytes are done and how many there are, of the stages in `OF_BYTES` alone."""
+    from rich.progress import DownloadColumn, Task
+    from rich.text import Text
+
+    class AmountColumn(DownloadColumn):
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.description in OF_BYTES and task.total else Text()
+
+    return AmountColumn()
+
+
 class Countdown:
     """Seconds that all tasks together still take; None while that is unknown."""
 
@@ -52,13 +67,17 @@ class Countdown:
 
 
 def time_column(countdown: Countdown) -> ProgressColumn:
-    """Shows the time that is left, as it goes by; where that is unknown the time that a task has taken."""
+    """Shows the time that is left, as it goes by; where that is unknown that of a stage of bytes, else the time that a
+    task has taken."""
     from rich.progress import Task, TimeElapsedColumn
     from rich.text import Text
 
     class TimeColumn(TimeElapsedColumn):
         def render(self, task: Task) -> Text:
-            if (left := countdown.left()) is None:
+            left = countdown.left()
+            if left is None and task.description in OF_BYTES:
+                left = task.time_remaining
+            if left is None:
                 return super().render(task)
             from edge.export.request.timeline import in_words
 

@@ -13,6 +13,8 @@ from edge.runtime.engine.variant import DECODER
 from edge.runtime.kernels.gguf import refuse_without_kernels
 from edge.runtime.kernels.graph import pack_ahead
 from edge.runtime.kernels.library import computes_gguf, find_kernels
+from edge.runtime.kernels.packed_file import described
+from edge.runtime.kernels.packed_gguf import PACKING
 
 if TYPE_CHECKING:
     from edge.export.facts.progress import Progress
@@ -70,8 +72,8 @@ class Packing:
             BundleError: a matrix has a scale that is no number.
         """
         while not self._ended.wait(LOOK_S):
-            progress(self._done, self._total, "packing weights")
+            progress(self._done, self._total, PACKING)
         try:
             self._work.result()
         except OSError as e:
-            raise ExportError(f"The weights of {self._name} cannot be packed: {e.strerror or e}.") from None
+            raise ExportError(f"The weights of {self._name} cannot be packed: {described(e)}.") from None

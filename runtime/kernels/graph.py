@@ -45,6 +45,7 @@ from edge.runtime.kernels.nodes import (
     takes_bytes,
 )
 from edge.runtime.kernels.packed import Matrix, PackedWeights, layout_of, packed_weights
+from edge.runtime.kernels.packed_file import described
 from edge.runtime.kernels.packed_gguf import GgufMatrix, Progress, packed_gguf
 from edge.runtime.kernels.rows import ROWS, take_rows
 from edge.runtime.kernels.units import Units, take_units
@@ -124,10 +125,9 @@ def kernel_graph(
         if units is not None and not are_one(model.graph):
             return None
     except OSError as e:
-        why = f"the weights cannot be kept in the layout of edge_kernels ({e})"
         if of_gguf:
-            raise BundleError(f"{bundle.root} cannot be run: {why}.") from None
-        without_kernels(why)
+            raise unkept(bundle, e) from None
+        without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
     except STRANGE:
         if of_gguf:
@@ -140,6 +140,13 @@ def kernel_graph(
         model.opset_import.add(domain=domain, version=1)
     independent = all(is_independent(node) for node in model.graph.node)
     return KernelGraph(model, read, independent, inside, files, bool(of_gguf))
+
+
+def unkept(bundle: Bundle, error: OSError) -> BundleError:
+    """The error where the weights of a bundle that only our kernels run cannot be packed."""
+    return BundleError(
+        f"{bundle.root} cannot be run: the weights cannot be kept in the layout of edge_kernels ({described(error)})."
+    )
 
 
 def sizes_of(bundle: Bundle) -> dict[str, int]:

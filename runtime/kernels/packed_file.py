@@ -9,6 +9,7 @@ again where the file has changed since by its times, size or inode: a stamp in t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import mmap
@@ -32,7 +33,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
+from edge.home import (
+    UNWRITABLE,
+    cache_dir,
+    drop_oldest,
+    drop_parts,
+    mark_used,
+    open_own,
+    read_own_json,
+    replace_text,
+    replacing,
+)
 from edge.runtime.mapped_file import mapped_file
 from edge.runtime.options import shown
 from edge.runtime.sizes import parse_size
@@ -174,6 +185,7 @@ def packed_file(
             write(writer)
             return writer.end(of, again=again)
 
+    drop_parts(path.parent)  # before their room is needed again
     try:
         with replacing(path) as part:
             checksum = make(part)
@@ -206,12 +218,30 @@ def _for_this_process(path: Path, kind: type[M], make: Callable[[Path], int]) ->
 _unkept = weakref.WeakValueDictionary[Path, PackedFile[Any]]()  # by where they belong
 
 
+def drop_unfinished() -> None:
+    """Remove packed weights that processes which are no more did not finish writing."""
+    drop_parts(packed_dir())
+
+
+def packed_dir() -> Path:
+    """Return the folder of packed weights."""
+    return cache_dir() / "packed"
+
+
+def described(error: OSError) -> str:
+    """Why packed weights cannot be written, with what to do on a full disk."""
+    said = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return said
+    return f"{said} in {packed_dir()}; free some, or set EDGE_HOME to a folder elsewhere"
+
+
 def packed_path(made_of: Iterable[str], version: int) -> Path:
     """Path of the file of packed matrices that these sources identify. version: of the format of matrices."""
     import hashlib  # brings OpenSSL, as in `edge.bundle`: sampling loads it too
 
     name = hashlib.sha256(" ".join(made_of).encode()).hexdigest()[:32]
-    return cache_dir() / "packed" / f"{name}-{version}.bin"
+    return packed_dir() / f"{name}-{version}.bin"
 
 
 def _stamp_of(path: Path) -> Path:

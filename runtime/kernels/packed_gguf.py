@@ -32,6 +32,8 @@ THREADS = 4  # at most: a disk gives no more
 WAITING = 2  # pieces of each thread that are read before they are written
 LARGEST_HEAD = 1 << 12  # rows of a head at most
 
+PACKING = "packing weights"  # what this is called where its progress is shown
+
 Progress = Callable[[int, int], None]  # is told how many bytes of all are packed
 
 

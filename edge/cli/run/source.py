@@ -28,11 +28,19 @@ WITHOUT_KERNELS = (
 
 def open_source(given: str | Path) -> Bundle:
     """Open the bundle at a path; or of a .gguf file, a model's folder, or a name (see `edge.names`), the bundle that
-    was made of it before, or is made now with little effort.
+    was made of it before, or is made now with little effort. Weights of a GGUF file are packed then.
 
     Raises:
         EdgeError: it is neither, or no bundle can be made of it.
     """
+    from edge.cli.run.packing import pack_shown
+
+    bundle = _opened(given)
+    pack_shown(bundle)
+    return bundle
+
+
+def _opened(given: str | Path) -> Bundle:
     path = Path(given)
     if is_model(path):
         return _of_files(path, path)
@@ -211,6 +219,9 @@ def _apart(given: str | Path, work: Callable[..., T], *arguments: object) -> T:
     try:
         return call(work, *arguments)
     except KeyboardInterrupt as e:
+        from edge.runtime.kernels.packed_file import drop_unfinished
+
+        drop_unfinished()  # of the other process, which cannot do so itself
         raise InterruptedExport(f"The making of a bundle of {given} was interrupted; nothing was left.") from e
     except ChildEnded as e:
         raise ExportError(

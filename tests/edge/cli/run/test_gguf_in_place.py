@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,12 @@ from gguf import GGMLQuantizationType as Type
 from gguf_files import tiny_model, write_gguf
 
 from edge.bundle import open_bundle
+from edge.cli.export import stages
 from edge.cli.main import main
 from edge.cli.run import source
 from edge.cli.run.contents import matrices_in_place
 from edge.runtime.kernels.library import find_kernels
+from edge.runtime.kernels.packed_gguf import PACKING
 
 if find_kernels() is None:
     pytest.skip("edge-lm-kernels do not run here", allow_module_level=True)
@@ -130,3 +135,89 @@ def test_a_folder_whose_name_no_manifest_can_have_gets_a_bundle_of_its_own_weigh
     moved = file.rename(folder / "m.gguf")
     assert main(["run", str(moved), *ASKED]) == 0
     assert not source.open_source(moved).manifest.external
+
+
+@pytest.fixture
+def packed(file: Path, tmp_path: Path) -> Path:
+    """The file's packed weights, which are gone from the cache, as where others took their room."""
+    assert apart("run", str(file), *ASKED).returncode == 0
+    (path,) = (tmp_path / "home/packed").glob("*.bin")
+    path.unlink()
+    return path
+
+
+def test_packing_that_is_interrupted_leaves_nothing_and_is_begun_again(
+    file: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = list[Path]()
+
+    def interrupted(*_: object) -> None:
+        begun.extend(packed.parent.glob("*.part"))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edge.runtime.kernels.packed_file.PackedWriter.put", interrupted)
+        assert main(["run", str(file), *ASKED]) == 130
+    assert "The packing of the weights of m was interrupted and left nothing" in capsys.readouterr().err
+    assert begun and list(packed.parent.iterdir()) == []
+    assert main(["run", str(file), *ASKED]) == 0
+    assert packed.is_file()
+
+
+def test_what_a_killed_run_left_of_packing_goes_before_more_is_written(file: Path, packed: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = packed.with_name(f"{packed.name}.{gone.pid}-1.part")
+    left.write_bytes(b"half")
+    assert main(["run", str(file), *ASKED]) == 0
+    assert packed.is_file() and not left.exists()
+
+
+def test_an_interrupted_first_run_leaves_no_part_of_packed_weights(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f"home/packed/{'0' * 32}-1.bin.{gone.pid}-1.part"
+
+    def interrupted(*_: object) -> None:
+        left.parent.mkdir(parents=True)
+        left.write_bytes(b"half")  # as a process that is killed leaves it
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edge.children.call", interrupted)
+    assert main(["run", str(file), *ASKED]) == 130
+    assert "was interrupted; nothing was left" in capsys.readouterr().err
+    assert list(left.parent.iterdir()) == [] and list((tmp_path / "home/bundles").glob("*.edge")) == []
+
+
+def test_a_full_disk_is_said_with_what_to_do(
+    file: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("edge.runtime.kernels.packed_file.PackedWriter.put", full)
+    assert main(["run", str(file), *ASKED]) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "No space" in line]
+    assert said.endswith(f"in {packed.parent}; free some, or set EDGE_HOME to a folder elsewhere).")
+    assert list(packed.parent.iterdir()) == []
+
+
+def test_packing_shows_bytes_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with stages() as (progress, _):
+        late = time.monotonic() + 30
+        done = 0
+        while "left" not in shown.getvalue() or "/1.1 GB" not in shown.getvalue():
+            assert time.monotonic() < late, shown.getvalue()
+            done += 1_000_000
+            progress(done, 1_131_827_950, PACKING)
+            time.sleep(0.02)
