@@ -25,6 +25,8 @@ from edge.gguf_parts import parts_of
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+MAX_HEADER = 1 << 26  # bytes: those of 262,144 tokens with their merges take 12 MB
+MOST = 1 << 16  # keys, or tensors
 _RANK = 4  # the most dimensions of a tensor, ggml's GGML_MAX_DIMS
 _KINDS = {
     int: ("a whole number", "whole numbers"),
@@ -66,14 +68,15 @@ class GGUFHeader:
                 self._data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as e:
             raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
-        self._at = 4
+        self._at, self._end = 4, min(len(self._data), MAX_HEADER)
         self._joined: dict[str, GGUFHeader] = {}  # by tensor
         self.files = [path]
         try:
             self.metadata, self.tensors = self._parse()
         except (struct.error, IndexError, UnicodeDecodeError):
+            beyond = f", or goes on after {MAX_HEADER:,}" if len(self._data) > MAX_HEADER else ""
             raise CheckpointError(
-                f"{path} is damaged or cut short: its header breaks off at byte {self._at}; fetch it again."
+                f"{path} is damaged or cut short: its header breaks off at byte {self._at}{beyond}; fetch it again."
             ) from None
 
     def value(self, key: str, kind: type[T]) -> T | None:
@@ -126,21 +129,28 @@ class GGUFHeader:
         if version not in _VERSIONS:
             raise CheckpointError(f"{self.path} is {_described(version)}; versions 2 and 3 in little-endian are read.")
         tensor_count, pair_count = self._scalar("Q"), self._scalar("Q")
+        for count, what in ((tensor_count, "tensors"), (pair_count, "keys")):
+            if count > MOST:
+                raise CheckpointError(
+                    f"{self.path} is damaged: it names {count:,} {what}, and no model has more than {MOST:,}; fetch it "
+                    "again."
+                )
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
             key = self._string()
             metadata[key] = self._value(self._scalar("I"))
         infos = [self._tensor_info() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
-        if not _is(alignment, int) or alignment < 1:
+        if not _is(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise CheckpointError(
-                f"{self.path} is damaged: general.alignment is {_shown(alignment)} and not the bytes between tensors; "
-                "fetch it again."
+                f"{self.path} is damaged: general.alignment is {_shown(alignment)} and no power of two; fetch it again."
             )
         start = -(-self._at // alignment) * alignment
         tensors, expected = {}, 0
         for name, shape, kind, offset in infos:
             info = self._place(name, shape, kind, start + offset)
+            if name in tensors:
+                raise CheckpointError(f"{self.path} is damaged: it has two tensors {name!r}; fetch it again.")
             if offset != expected:  # tensors stand one after the other, as llama.cpp asks for too
                 raise CheckpointError(
                     f"{self.path} is damaged: the tensor {name!r} begins at byte {info.offset}, where "
@@ -176,22 +186,28 @@ class GGUFHeader:
         return TensorInfo(shape, type_, offset, math.prod(shape) // per_block * block_bytes)
 
     def _scalar(self, code: str) -> Any:
+        size = struct.calcsize(f"<{code}")
+        if self._at + size > self._end:
+            raise IndexError
         (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
-        self._at += struct.calcsize(f"<{code}")
+        self._at += size
         return value
 
     def _string(self) -> str:
         length = self._scalar("Q")
-        if self._at + length > len(self._data):
+        if self._at + length > self._end:
             raise IndexError
         self._at += length
         return self._data[self._at - length : self._at].decode()
 
     def _strings(self, count: int) -> list[str]:
         """So many texts, one after the other."""
-        data, at, end, found = self._data, self._at, len(self._data), list[str]()
+        data, at, end, found = self._data, self._at, self._end, list[str]()
         length_at = struct.Struct("<Q").unpack_from
         for _ in range(count):
+            if at + 8 > end:
+                self._at = at
+                raise IndexError
             (length,) = length_at(data, at)
             at += 8
             if length > end - at:
@@ -212,9 +228,9 @@ class GGUFHeader:
             return self._strings(count)
         code = self._code(item)
         width = struct.calcsize(f"<{code}")
-        if self._at + count * width > len(self._data):
+        if self._at + count * width > self._end:
             raise IndexError
-        values = list(struct.unpack_from(f"<{count}{code}", self._data, self._at))
+        values = np.frombuffer(self._data, f"<{code}", count, self._at).tolist()
         self._at += count * width
         return values
 

@@ -431,7 +431,7 @@ class TestRefusals:
         ("llama.attention.head_count", "3", "llama.attention.head_count must be a whole number, not '3'"),
         ("llama.rope.freq_base", float("nan"), "llama.rope.freq_base must be a finite number, not nan"),
         ("llama.rope.freq_base", -1.0, "gives llama.rope.freq_base as -1.0, and no model has it at zero or below"),
-        ("general.alignment", 0, "general.alignment is 0 and not the bytes between tensors"),
+        ("general.alignment", 0, "general.alignment is 0 and no power of two"),
         ("tokenizer.ggml.pre", 7, "tokenizer.ggml.pre must be a text, not 7"),
     ])  # fmt: skip
     def test_metadata_of_another_kind(self, tmp_path: Path, key: str, value: Any, sentence: str) -> None:
