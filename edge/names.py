@@ -21,13 +21,20 @@ from edge.spelling import nearest
 
 HUBS = ("hf.co", "huggingface.co", "www.huggingface.co")
 PREFIXES = (*(f"{hub}/" for hub in HUBS), "hf://")  # before org/NAME
-# What is taken of a repository of GGUF files where no file is asked for: the first of these that it has.
-PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
+# What is taken of a repository of GGUF files where no file is asked for: the first of these that it has. Q4_K_M, else
+# the nearest in bits, more before fewer.
+PREFERRED = (
+    *("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS"),
+    *("Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "F16", "BF16"),
+)
 LISTED = 12  # kinds of files that a sentence names
+LONGEST_ADDRESS = 1000  # characters of a page's path
 LONGEST_ID = 200  # characters of a name on the hub, whose own limits are lower
 
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[\w./-]+))?(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob|raw)/(?P<revision>[^/]+)/(?P<tag>.+\.gguf)", re.ASCII)
+_FOLDER = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)(?:/tree/(?P<revision>[^/]+))?/?", re.ASCII)
+_SHOWN = "show_file_info"  # in the query of a hub's page: the file that it shows
 _KINDS = r"(?:UD-)?(?:[IT]?Q\d\w*|B?F16|FP16|F32|MXFP4\w*)"  # Q4_K_M, IQ4_XS, TQ1_0 and so on
 _QUANTIZATION = re.compile(rf"(?<![A-Za-z0-9]){_KINDS}(?![A-Za-z0-9_])", re.IGNORECASE)
 _BESIDE = ("mmproj", "imatrix")  # in names of files that are no model of text
@@ -174,7 +181,8 @@ def find(text: str) -> Named | None:
         return _at_address(text)
     for prefix in PREFIXES:
         if text.lower().startswith(prefix):
-            return _on_hub(text[len(prefix) :])
+            rest = text[len(prefix) :]
+            return _on_hub(rest) or _of_page(urllib.parse.urlsplit(f"https://hf.co/{rest}"))
     return _on_hub(text)
 
 
@@ -199,11 +207,8 @@ def _at_address(text: str) -> Named:
     except ValueError as e:
         raise InputError(f"{text[:200]} is no address ({e}); write https://HOST/PATH.gguf.") from None
     if host in HUBS:
-        path = urllib.parse.unquote(address.path)
-        if match := _FILE.fullmatch(path):
-            revision = None if match["revision"] == "main" else match["revision"]
-            return OnHub(match["repo"], revision, match["tag"])
-        if (named := _on_hub(path.strip("/").removesuffix("/tree/main"))) is not None:
+        named = _of_page(address) or _on_hub(urllib.parse.unquote(address.path).strip("/"))
+        if named is not None:
             return named
     if address.scheme != "https" and host not in ("127.0.0.1", "::1", "localhost"):
         raise InputError(f"Whoever is on the way can change what comes from {text[:200]}; write https://.")
@@ -213,6 +218,19 @@ def _at_address(text: str) -> Named:
             "org/NAME."
         )
     return AtAddress(text)
+
+
+def _of_page(address: urllib.parse.SplitResult) -> OnHub | None:
+    """The model of a page of the hub: of a repository, of a revision of it, or of a file."""
+    shown = urllib.parse.parse_qs(address.query).get(_SHOWN, [None])[0]
+    if (match := _FILE.fullmatch(address.path)) is not None:
+        shown = urllib.parse.unquote(match["tag"])
+    elif (match := _FOLDER.fullmatch(address.path)) is None:
+        return None
+    revision = urllib.parse.unquote(match["revision"] or "main")  # refs%2Fpr%2F1
+    if not _HUB.fullmatch(f"{match['repo']}@{revision}") or len(address.path) > LONGEST_ADDRESS:
+        return None
+    return OnHub(match["repo"], None if revision == "main" else revision, shown)
 
 
 def _holds_weights(name: str) -> bool:

@@ -47,6 +47,14 @@ FILES = (
             OnHub("org/name", None, "a/m-Q4_0.gguf"),
         ),
         ("https://hf.co/org/name/blob/v2/m.gguf", OnHub("org/name", "v2", "m.gguf")),
+        ("https://hf.co/org/name-GGUF:Q4_K_M", OnHub("org/name-GGUF", None, "Q4_K_M")),
+        ("https://hf.co/org/name/resolve/refs%2Fpr%2F1/a%20b.gguf", OnHub("org/name", "refs/pr/1", "a b.gguf")),
+        ("https://huggingface.co/org/name/tree/v2", OnHub("org/name", "v2")),
+        ("https://huggingface.co/org/name?show_file_info=m-Q8_0.gguf", OnHub("org/name", None, "m-Q8_0.gguf")),
+        ("https://huggingface.co/org/name/tree/main?show_file_info=a%2Fm.gguf", OnHub("org/name", None, "a/m.gguf")),
+        ("hf.co/org/name/blob/main/m.gguf", OnHub("org/name", None, "m.gguf")),
+        ("huggingface.co/org/name/", OnHub("org/name")),
+        ("https://huggingface.co/org/name/tree/-x", OnHub("org/name", "-x")),
         ("https://example.org/a/m.gguf", AtAddress("https://example.org/a/m.gguf")),
         ("http://localhost:8000/m.gguf", AtAddress("http://localhost:8000/m.gguf")),
         *(
@@ -133,6 +141,20 @@ def test_a_quantization_that_is_not_there_is_said_with_those_that_are(gguf_hub: 
         OnHub("org/toy", None, tag).fetch()
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's library writes what it has read each thousand bytes, and not each 10 MB."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_file_on_the_hub_that_breaks_off_is_resumed(gguf_hub: Hub) -> None:
+    gguf_hub.breaks = [5000]
+    path = OnHub("org/toy", None, "Q8_0").fetch()
+    assert path.read_bytes() == GGUF + b"m.Q8_0.gguf"
+    assert gguf_hub.ranges == ["", "bytes=5000-"]
+
+
 def test_all_parts_of_a_file_in_parts_are_fetched(gguf_hub: Hub) -> None:
     parts = [f"big/m-Q6_K-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     gguf_hub.files.update({name: GGUF for name in parts})
@@ -142,6 +164,8 @@ def test_all_parts_of_a_file_in_parts_are_fetched(gguf_hub: Hub) -> None:
 
 def test_the_first_of_what_is_preferred_is_taken_and_else_any(gguf_hub: Hub) -> None:
     del gguf_hub.files["m-Q4_K_M.gguf"]
+    assert OnHub("org/toy").fetch().name == "m-IQ4_XS.gguf"
+    del gguf_hub.files["m-IQ4_XS.gguf"]
     assert OnHub("org/toy").fetch().name == "m.Q8_0.gguf"
     gguf_hub.files.clear()
     gguf_hub.files["m-TQ1_0.gguf"] = GGUF
