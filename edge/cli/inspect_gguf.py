@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from edge.cli.tables import console, print_json, shown_bytes, table
 from edge.extras import needing
@@ -28,8 +29,8 @@ def show_gguf(path: Path, as_json: bool) -> None:
         "Quantized": found.quantized_by and f"by {found.quantized_by}",
         "Size": f"{found.layers or '?'} layers, vocabulary {found.vocabulary:,}, context {found.context or 0:,}",
         "Tokenizer": found.tokenizer,
-        "Chat": _template(found.chat_template, found.tool_template),
-        "Settings": ", ".join(f"{name} {value}" for name, value in found.settings.items()),
+        "Chat": _template(found.chat_template, found.named_templates),
+        "Settings": _settings(found.settings, found.unread_settings),
     }
     for label, text in facts.items():
         if text:
@@ -49,7 +50,11 @@ def show_gguf(path: Path, as_json: bool) -> None:
         out.print(f"edge does not run it: {found.refusal}", markup=False)
 
 
-def _template(there: bool, tools: bool) -> str:
-    if not there:
-        return "no template: prompts are continued as they are"
-    return "a template, and one for tools" if tools else "a template"
+def _template(there: bool, named: list[str]) -> str:
+    used = "a template" if there else "no template: prompts are continued as they are"
+    return f"{used}; others, which edge does not use: {', '.join(named)}" if named else used
+
+
+def _settings(read: dict[str, Any], unread: dict[str, Any]) -> str:
+    said, others = (", ".join(f"{name} {value}" for name, value in each.items()) for each in (read, unread))
+    return "; ".join([said] * bool(said) + [f"not read: {others}"] * bool(others))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,9 @@ class _Settings:
     min_p: float | None = None
 
 
+_SAMPLING = "general.sampling."
+
+
 def gguf_settings(header: GGUFHeader) -> dict[str, Any]:
     """A GGUF file's `general.sampling` keys under transformers' names. A file that has some asks for draws by that.
 
@@ -63,9 +67,19 @@ def gguf_settings(header: GGUFHeader) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key, (name, kind) in _GGUF.items():
-        if (value := header.value(f"general.sampling.{key}", kind)) is not None:
+        if (value := header.value(_SAMPLING + key, kind)) is not None:
             found[name] = value
     return {"do_sample": True, **found} if found.keys() - {"repetition_penalty"} else found
+
+
+def unread_gguf_settings(header: GGUFHeader) -> dict[str, Any]:
+    """A GGUF file's `general.sampling` keys that nothing here reads, under their own names: finite numbers as they are,
+    others as text."""
+    return {
+        key.removeprefix(_SAMPLING): value if isinstance(value, int | float) and math.isfinite(value) else str(value)
+        for key, value in header.metadata.items()
+        if key.startswith(_SAMPLING) and key.removeprefix(_SAMPLING) not in _GGUF
+    }
 
 
 def check_settings(raw: Mapping[str, Any], where: str) -> None:

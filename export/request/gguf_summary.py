@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError
-from edge.export.checkpoint.generation_settings import gguf_settings
+from edge.export.checkpoint.generation_settings import gguf_settings, unread_gguf_settings
 from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
-from edge.export.facts.gguf_header import TensorInfo, open_gguf
+from edge.export.facts.gguf_header import GGUFHeader, TensorInfo, open_gguf
 from edge.export.facts.tensors import GGUF_TYPES
 from edge.export.quantize.rtn import INT8_BLOCK
 from edge.runtime.kernels.library import computes_gguf, find_kernels
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 4}  # of a weight in a bundle, of types that stay floats
 SCALE = 4  # bytes
+TEMPLATES = "tokenizer.chat_template."  # before the name of a chat template
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
@@ -35,8 +36,12 @@ class TypeShare:
 
 @dataclass(frozen=True)
 class GgufSummary:
-    """A file's facts, None where it does not say. token_bytes: what a token reads of the file's weights;
-    bundle_token_bytes: of the bundle that `edge run` makes. refusal: why it makes none."""
+    """A file's facts, None where it does not say.
+
+    named_templates: chat templates besides the one that is used, as `tool_use`. unread_settings: of sampling, that edge
+    passes over. token_bytes: what a token reads of the file's weights; bundle_token_bytes: of the bundle that `edge run`
+    makes. refusal: why it makes none.
+    """
 
     path: str
     bytes: int
@@ -49,8 +54,9 @@ class GgufSummary:
     vocabulary: int
     tokenizer: str | None
     chat_template: bool
-    tool_template: bool
+    named_templates: list[str]
     settings: dict[str, Any]
+    unread_settings: dict[str, Any]
     types: list[TypeShare]
     token_bytes: int
     bundle_token_bytes: int
@@ -80,20 +86,27 @@ def summarize(path: Path) -> GgufSummary:
         sum(info.size for info in header.tensors.values()),
         architecture,
         header.value("general.name", str),
-        header.value("general.license", str),
+        _licence(header),
         header.value("general.quantized_by", str),
         number("context_length"),
         number("block_count"),
         len(header.values("tokenizer.ggml.tokens", str)),
         " ".join(part for part in tokenizer if part) or None,
         header.value("tokenizer.chat_template", str) is not None,
-        header.value("tokenizer.chat_template.tool_use", str) is not None,
+        sorted(key.removeprefix(TEMPLATES) for key in header.metadata if key.startswith(TEMPLATES)),
         gguf_settings(header),
+        unread_gguf_settings(header),
         _types(header.tensors.values()),
         sum(info.size for info in read),
         sum(map(_stored_bytes, read)),
         refusal,
     )
+
+
+def _licence(header: GGUFHeader) -> str | None:
+    """The licence by its identifier, name and address, as far as the file has them."""
+    parts = [header.value(f"general.license{part}", str) for part in ("", ".name", ".link")]
+    return ", ".join(part for part in parts if part) or None
 
 
 def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:

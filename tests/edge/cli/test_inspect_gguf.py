@@ -24,9 +24,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata: dict[str, Any] = {
         "general.name": "Tiny [b]Llama",
         "general.quantized_by": "somebody",
+        "general.license.name": "Tiny terms",
+        "general.license.link": "https://example.org/terms",
         "general.sampling.temp": 0.75,
+        "general.sampling.mirostat_tau": 5.0,
         "tokenizer.chat_template": "{{ messages }}",
         "tokenizer.chat_template.tool_use": "{{ tools }}",
+        "tokenizer.chat_template.rag": "{{ documents }}",
     }
     model = tiny_model("llama", head_dim=64, tie_word_embeddings=False, **SIZES)
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model, types=TYPES, metadata=metadata)
@@ -41,9 +45,18 @@ def inspected(file: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_a_file_is_told_in_words(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(file)]) == 0
     out = capsys.readouterr().out
-    for part in ("Tiny [b]Llama · llama", "mit", "by somebody", "a template, and one for tools", "temperature 0.75"):
+    for part in ("Tiny [b]Llama · llama", "mit, Tiny terms, https://example.org/terms", "by somebody"):
         assert part in out
+    assert "a template; others, which edge does not use: rag, tool_use" in out
+    assert "temperature 0.75; not read: mirostat_tau 5.0" in out
     assert "A token reads" in out and "does not run" not in out
+
+
+def test_the_same_in_json_under_its_own_names(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = inspected(file, capsys)
+    assert found["chat_template"] is True and found["named_templates"] == ["rag", "tool_use"]
+    assert found["settings"] == {"do_sample": True, "temperature": 0.75}
+    assert found["unread_settings"] == {"mirostat_tau": 5.0}
 
 
 @pytest.fixture
