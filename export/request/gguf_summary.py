@@ -39,8 +39,8 @@ class GgufSummary:
     """A file's facts, None where it does not say.
 
     named_templates: chat templates besides the one that is used, as `tool_use`. unread_settings: of sampling, that edge
-    passes over. token_bytes: what a token reads of the file's weights; bundle_token_bytes: of the bundle that `edge run`
-    makes. refusal: why it makes none.
+    passes over. token_bytes: what a token reads of the file's weights; bundle_token_bytes: of the bundle that
+    `edge run` makes. refusal: why it makes none.
     """
 
     path: str
