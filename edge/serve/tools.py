@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
-from edge.runtime.decode.grammar import WRITTEN
+from edge.runtime.decode.grammar import WRITTEN, for_grammars
 from edge.runtime.options import shown
 from edge.runtime.text.tokenizer import overlap
 from edge.serve.fields import Fields
@@ -140,7 +140,7 @@ class Format:
         call = f"call: %json {json.dumps({'x-guidance': WRITTEN, 'anyOf': calls})}\n"
         if not self.marked:
             return f"start: call\n{call}"
-        special = self._text.for_grammars.is_special_token  # of which grammars speak without quotes
+        special = for_grammars(self._text).is_special_token  # of which grammars speak without quotes
         marks = [mark if mark in self._alone and special(self._alone[mark]) else f'"{mark}"' for mark in (OPEN, CLOSE)]
         return f'start: {marks[0]} "\\n" call "\\n" {marks[1]}\n{call}'
 

@@ -7,8 +7,10 @@ happens where a token is chosen, so that drafts stay lossless, and answers that 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ EXTRA = "grammar"
 SCHEMA, REGEX, GRAMMAR = FORMS = "json_schema", "regex", "grammar"
 # JSON as Python writes it, on one line: where white space is free, a small model may go on with it for ever.
 WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+_TOKENIZERS = WeakKeyDictionary["Text", Any]()
+_MAKING = threading.Lock()
 
 
 class Form(NamedTuple):
@@ -81,11 +86,21 @@ def constrained(sampler: Sampler, text: Text, form: Form | None) -> Sampler:
     else:
         make = LLMatcher.grammar_from_regex if form.kind == REGEX else LLMatcher.grammar_from_lark
         compiled = make(form.text)
-    tokenizer = text.for_grammars
+    tokenizer = for_grammars(text)
     _, told = LLMatcher.validate_grammar_with_warnings(compiled, tokenizer)
     if told:  # also by a warning, which is about something that would not be obeyed
         raise InputError(f"The form that the answer is to have cannot be obeyed: {_sentence(told[0])}.")
     return Constrained(sampler, LLMatcher(tokenizer, compiled, log_level=0), tokenizer.vocab_size)
+
+
+def for_grammars(text: Text) -> Any:
+    """llguidance's tokenizer of the same vocabulary; making one takes a second or two."""
+    from llguidance import LLTokenizer
+
+    with _MAKING:
+        if (found := _TOKENIZERS.get(text)) is None:
+            found = _TOKENIZERS[text] = LLTokenizer(str(text.path), eos_token=sorted(text.eos))
+        return found
 
 
 def _sentence(said: str) -> str:

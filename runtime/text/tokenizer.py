@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError, EdgeError, InputError, on_one_line
@@ -55,7 +55,7 @@ class Text:
     """
 
     def __init__(self, bundle: Bundle, *, spare: bool = True) -> None:
-        self._path = path = bundle.path(TOKENIZER)
+        self.path = path = bundle.path(TOKENIZER)
         _check_size(path)
         # For text-to-text models only: most of their vocabularies are Unigram.
         self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
@@ -70,13 +70,6 @@ class Text:
         self._controls: Controls | None = None
         self._kept: Tokenizer | None = None  # in which control tokens have other names
         self._missed = set[str]()  # characters that were said to be missing
-
-    @cached_property
-    def for_grammars(self) -> Any:
-        """llguidance's tokenizer of the same vocabulary: what answers in a given form are checked with."""
-        from llguidance import LLTokenizer
-
-        return LLTokenizer(str(self._path), eos_token=sorted(self.eos))
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`. Special tokens are recognised, except hidden ones (`controls`), and none is

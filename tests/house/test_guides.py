@@ -42,6 +42,7 @@ BUNDLES = {
     "translator": ["en-de.edge", "corrector.edge"],
     "speech": ["whisper.edge"],
 }
+FORMS = {"person.json": '{"type": "object"}', "answer.lark": 'start: "yes" | "no"'}
 TEXTS = ["FILE", "text.txt", "report.txt", "prompts.txt", "sentences.txt", "in.txt"]
 # What no tiny bundle here has, or a test of its own runs, or takes a device, a download or minutes.
 ELSEWHERE = re.compile(
@@ -78,11 +79,21 @@ def test_there_are_commands_on_the_pages() -> None:
 
 
 @pytest.mark.parametrize(("page", "words"), SHOWN, ids=IDS)
-def test_every_command_is_one_that_edge_takes(page: str, words: list[str]) -> None:
+def test_every_command_is_one_that_edge_takes(
+    page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_forms(tmp_path)
+    monkeypatch.chdir(tmp_path)
     name, *rest = words
     parser = Parser(f"edge {name}", "")
     COMMANDS.find(name).load().add_arguments(parser)
     parser.parse_intermixed_args(rest)
+
+
+def put_forms(folder: Path) -> None:
+    """Write the files that answers in a given form are asked for by."""
+    for name, form in FORMS.items():
+        (folder / name).write_text(form)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +111,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory, pristine_tiny_bundle: Bund
             shutil.copytree(made[kind].root, folder / name)
     for name in TEXTS:
         (folder / name).write_text("A man rides a bicycle.\nIt is red.\n")
+    put_forms(folder)
     write_wave(folder / "talk.mp3", tone(1.0))
     return folder
 

@@ -34,6 +34,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "export/tune": ("tune",),
     "models": (),
     "runtime": (),
+    "runtime/decode/grammar.py": ("grammar",),
     "runtime/speech/audio.py": ("audio",),
 }
 IMPORTED_AS = {"protobuf": "google", "pyyaml": "yaml"}  # the others are as they are called
