@@ -139,3 +139,12 @@ def test_with_a_memory_limit_one_model_is_in_memory_at_a_time(
             said.append(response.json()["choices"][0]["text"])
             assert [each["name"] for each in client.get("/api/ps").json()["models"]] == [name]
         assert said[0] == said[2]
+
+
+def test_onnxruntimes_kernels_serve_too(tiny_bundle: Bundle, onnxruntimes_kernels: None) -> None:
+    """Whose rows depend on their neighbours in the last bits: all steps are of several rows, and prompts are cut at the
+    same places."""
+    with running(tiny_bundle, context=256) as client:
+        alone = [answer(client, i) for i in range(8)]
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(lambda i: answer(client, i), range(8))] == alone
