@@ -52,6 +52,7 @@ def command(args: argparse.Namespace) -> None:
     asked. An answer is the same whoever else is being served. Ctrl-C ends the server."""
     _check(args)
     with needing("edge serve", "serve"):
+        import python_multipart  # noqa: F401 - by which forms are read
         import uvicorn
 
         from edge.serve.server import Address
@@ -113,17 +114,13 @@ def _listen(address: Address) -> socket.socket:
 def _bundles(models: list[str]) -> dict[str, Bundle]:
     """The bundles to serve, by the names of their models."""
     from edge.cli.run.made import kept
-    from edge.cli.run.parser import kind_of
     from edge.cli.run.source import open_source
-    from edge.runtime.options import DECODER
 
-    opened = [open_source(each) for each in models] if models else [each for each in kept() if kind_of(each) == DECODER]
+    opened = [open_source(each) for each in models] if models else kept()
     if not opened:
         raise InputError("There is no bundle here yet; name a model, such as edge serve smollm2.")
     found: dict[str, Bundle] = {}
     for bundle in opened:
-        if kind_of(bundle) != DECODER:
-            raise InputError(f"{bundle.root} is no model that answers prompts, and edge serve serves no other yet.")
         name = bundle.manifest.name if bundle.manifest.name not in found else bundle.root.stem
         if name in found:
             raise InputError(f"Two models would be called {name}; leave out one.")

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.answer import Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
-from edge.serve.refusal import BROKEN, Refusal
+from edge.serve.refusal import BROKEN, Refusal, WorkerClosed
 from edge.serve.tools import Call, Format, Tool
-from edge.serve.worker import Job, Worker, WorkerClosed
+from edge.serve.worker import Job, Worker
 
 if TYPE_CHECKING:
     from edge.runtime.model import Prompt
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 TOP_LOGPROBS = 20  # most likely tokens of each place, at most
 
 
@@ -206,6 +209,19 @@ class Answers:
             for answer in self._answers:
                 answer.cancelled = True
         return found
+
+
+async def while_there(request: Request, work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run `work` in a thread, with a function that says whether the client went away meanwhile."""
+    gone = threading.Event()
+    task = asyncio.ensure_future(run_in_threadpool(work, gone.is_set))
+    try:
+        while not (await asyncio.wait([task], timeout=1.0))[0]:
+            if await request.is_disconnected():
+                gone.set()
+        return task.result()
+    finally:
+        gone.set()
 
 
 def text_of(parts: Sequence[Part]) -> str:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.errors import InputError
 from edge.runtime.load import start
 from edge.runtime.load_options import LoadOptions
-from edge.serve.refusal import UNKNOWN, Refusal
+from edge.runtime.options import DECODER, SPEECH, TEXT
+from edge.serve.refusal import BAD, UNKNOWN, Refusal, WorkerClosed
+from edge.serve.single import Single
 from edge.serve.worker import Worker
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
+T = TypeVar("T")
+DOES = {
+    DECODER: "answers prompts; ask it at /v1/chat/completions",
+    TEXT: "turns one text into another; ask it at /v1/completions",
+    SPEECH: "hears speech; ask it at /v1/audio/transcriptions",
+}
 LATEST = ":latest"  # what Ollama's clients add to a name
 WAIT_S = 0.05
 
@@ -23,7 +33,7 @@ class Models:
     """Models by the names that requests call them by.
 
     Args:
-        bundles: of decoders.
+        bundles: of any kind.
         options: how they are loaded. With `memory` one is in memory at a time: to load another, it is closed as soon
             as it has answered.
         parallel, queue: see `Worker`.
@@ -31,7 +41,7 @@ class Models:
 
     def __init__(self, bundles: Mapping[str, Bundle], options: LoadOptions, *, parallel: int, queue: int) -> None:
         self.bundles, self._options, self._parallel, self._queue = dict(bundles), options, parallel, queue
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, Worker | Single] = {}
         self._lock = threading.Lock()  # while a model is loaded or closed
         self._closed = False
 
@@ -48,16 +58,45 @@ class Models:
         return found
 
     @property
-    def loaded(self) -> dict[str, Worker]:
+    def loaded(self) -> dict[str, Worker | Single]:
         """The models that are in memory."""
         return dict(self._workers)
 
+    def kind(self, name: str) -> str:
+        """DECODER, TEXT or SPEECH."""
+        manifest = self.bundles[name].manifest
+        return SPEECH if manifest.speech is not None else DECODER if manifest.text is None else TEXT
+
+    def check_kind(self, name: str, kind: str) -> None:
+        """Raise Refusal where a model is of another kind than an address is for."""
+        if (found := self.kind(name)) != kind:
+            raise Refusal(BAD, f"{name} {DOES[found]}.", field="model")
+
     def worker(self, name: str) -> Worker:
-        """What answers for a model, which is loaded first where it is not in memory. Takes as long as that.
+        """What answers for a decoder, which is loaded first where it is not in memory. Takes as long as that.
 
         Raises:
+            Refusal: the model is none.
             EdgeError: it cannot be loaded; the next request tries again.
         """
+        self.check_kind(name, DECODER)
+        found = self.opened(name)
+        assert isinstance(found, Worker), "a decoder has one"
+        return found
+
+    def run(self, name: str, work: Callable[[Any], T]) -> T:
+        """Run something with a model of another kind, which is loaded first where it is not in memory. Errors are those
+        of `worker` and of `Single.run`."""
+        while True:
+            single = self.opened(name)
+            assert isinstance(single, Single), "a model that is no decoder has one"
+            try:
+                return single.run(partial(work, single.model))
+            except WorkerClosed:  # to make room for another one, just now
+                continue
+
+    def opened(self, name: str) -> Worker | Single:
+        """A model in memory, which is loaded first where it is not there."""
         if (found := self._workers.get(name)) is not None:
             return found
         with self._lock:
@@ -70,16 +109,18 @@ class Models:
             self._workers[name] = made = self._load(name)
             return made
 
-    def _load(self, name: str) -> Worker:
+    def _load(self, name: str) -> Worker | Single:
         from edge.runtime.model import Model
 
-        loading = start(self.bundles[name], self._options)
+        options = self._options if self.kind(name) == DECODER else replace(self._options, beams=None)
+        loading = start(self.bundles[name], options)
         try:
             model = loading.model()
         finally:
             loading.engine.result()
-        assert isinstance(model, Model), "only decoders are served"
         model.wait()
+        if not isinstance(model, Model):
+            return Single(model, queue=self._queue)
         return Worker(model, parallel=self._parallel, queue=self._queue)
 
     def _close_all(self) -> None:

@@ -137,7 +137,7 @@ async def _answer(
         options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
     if not prompt:  # loads the model, or with keep_alive 0 gives its memory back
         unload = keep in (0, "0")
-        await run_in_threadpool(server.models.unload if unload else server.models.worker, name)
+        await run_in_threadpool(server.models.unload if unload else server.models.opened, name)
         reason = "unload" if unload else "load"
         return JSONResponse({"model": name, "created_at": _now(), **said([]), "done": True, "done_reason": reason})
     if context is not None:

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
-from edge.errors import EdgeError, InputError
+from edge.errors import InputError
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
-from edge.runtime.options import any_value, shown
+from edge.runtime.decode.text2text_options import Text2TextOptions
+from edge.runtime.options import DECODER, TEXT, any_value, shown, texts
 from edge.runtime.text.template import TOOL, Message
 from edge.serve.answering import (
     TOP_LOGPROBS,
-    Answers,
     Ask,
-    Logprob,
-    Part,
-    calls_of,
-    finish_of,
-    text_of,
-    thoughts_of,
-    usage_of,
+    while_there,
 )
 from edge.serve.fields import Fields
+from edge.serve.openai_form import ChatForm, TextForm
 from edge.serve.refusal import BAD, Refusal
-from edge.serve.tools import Call, read_calls, read_choice, read_tools
+from edge.serve.tools import read_calls, read_choice, read_tools
 
 if TYPE_CHECKING:
+    from edge.runtime.decode.answer import Result
+    from edge.runtime.text2text import Text2Text
     from edge.serve.server import Server
-    from edge.serve.worker import Worker
 
+MOST_TEXTS = 256  # of a request
 MOST_ANSWERS = 16  # to one request
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL}
 EFFORTS = {"none": 0, "minimal": 128, "low": 512, "medium": 2048, "high": None}  # tokens of thoughts
@@ -62,6 +58,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
     """`POST /v1/chat/completions`."""
     fields = Fields(await server.body(request))
     name = server.models.name(fields.text("model"))
+    server.models.check_kind(name, DECODER)
     messages = fields.take("messages", _messages)
     if messages is None:
         raise Refusal(BAD, "The request has no messages.", field="messages")
@@ -82,7 +79,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
     count = _count(fields)
     fields.end(DOCS)
     ask = Ask(messages, _several(options, count), top=(top or 0) if wants else None, tools=tools, choice=choice)
-    form = _Form(server, name, "chat.completion", "chatcmpl")
+    form = ChatForm(server, name, "chat.completion", "chatcmpl")
     return await form.respond(request, ask, streamed, usage)
 
 
@@ -90,6 +87,9 @@ async def completions(server: Server, request: Request) -> Response:
     """`POST /v1/completions`: the prompt goes to the model as it is."""
     fields = Fields(await server.body(request))
     name = server.models.name(fields.text("model"))
+    if server.models.kind(name) == TEXT:
+        return await _other_text(server, request, name, fields)
+    server.models.check_kind(name, DECODER)
     prompt = fields.take("prompt", _prompt)
     if prompt is None:
         raise Refusal(BAD, "The request has no prompt.", field="prompt")
@@ -100,7 +100,46 @@ async def completions(server: Server, request: Request) -> Response:
     count = _count(fields)
     fields.end(DOCS)
     ask = Ask(prompt, _several(options, count), raw=True, top=top)
-    return await _Text(server, name, "text_completion", "cmpl").respond(request, ask, streamed, usage)
+    return await TextForm(server, name, "text_completion", "cmpl").respond(request, ask, streamed, usage)
+
+
+async def _other_text(server: Server, request: Request, name: str, fields: Fields) -> Response:
+    """The answer of a model that turns one text into another."""
+    prompts = fields.take("prompt", texts("prompt"))
+    if prompts is None:
+        raise Refusal(BAD, "The request has no prompt.", field="prompt")
+    given: dict[str, Any] = {"source_language": fields.text("source"), "target_language": fields.text("target")}
+    given |= {each: fields.take(each, any_value) for each in ("beams", "temperature", "seed")}
+    options = Text2TextOptions(
+        **{field: value for field, value in given.items() if value is not None},
+        max_tokens=fields.integer("max_tokens", least=1),
+    )
+    fields.only("stream", [False], "A text that is turned into another comes whole; leave stream out.")
+    fields.only("n", [1], "One text is made of each; leave n out.")
+    fields.unread("user")
+    fields.end(DOCS)
+    if len(prompts) > MOST_TEXTS:
+        raise Refusal(BAD, f"A request has at most {MOST_TEXTS} texts, not {len(prompts)}.", field="prompt")
+
+    def work(interrupted: Callable[[], bool]) -> list[Result]:
+        def turn(model: Text2Text) -> list[Result]:
+            return [model.generate(text, options, interrupted=interrupted) for text in prompts]
+
+        return server.models.run(name, turn)
+
+    found = await while_there(request, work)
+    choices = [
+        {"index": i, "text": each.text, "logprobs": None, "finish_reason": _finish(each)}
+        for i, each in enumerate(found)
+    ]
+    prompt, answered = (sum(getattr(each, what) for each in found) for what in ("prompt_tokens", "generated_tokens"))
+    usage = {"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered}
+    made = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
+    return JSONResponse(made | {"model": name, "choices": choices, "usage": usage})
+
+
+def _finish(found: Result) -> str:
+    return "stop" if found.finish_reason == "stop" else "length"
 
 
 def _common(fields: Fields, lengths: Sequence[str]) -> tuple[GenerateOptions, bool, bool]:
@@ -216,162 +255,3 @@ def _content(number: int, value: Any) -> str:
                 f"Message {number} has a part of the type {shown(part.get('type'))}; models here read text."
             )
     return "\n".join(part["text"] for part in value)
-
-
-class _Form:
-    """The form of the answers to one request, whole or in a stream.
-
-    Args:
-        server: which answers.
-        model: by its name.
-        kind: what OpenAI calls a whole answer.
-        prefix: of its id.
-    """
-
-    def __init__(self, server: Server, model: str, kind: str, prefix: str) -> None:
-        self._server, self._model, self._kind = server, model, kind
-        self._id, self._created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
-        self._worker: Worker
-        self._calls = dict[int, int]()  # that were streamed, by the answer's number
-
-    async def respond(self, request: Request, ask: Ask, streamed: bool, usage: bool) -> Response:
-        """Answer a request."""
-        answers = await Answers.of(self._server.models, self._model, ask)
-        self._worker = answers.worker
-        if streamed:
-            stream = self._events(answers, len(ask.options), ask.top is not None, usage)
-            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        parts = await answers.whole(request.is_disconnected)
-        if parts is None:  # nobody reads it
-            return Response(status_code=499)
-        self._server.count(self._model, answers.timings)
-        choices = [self.choice(i, each, ask.top is not None) for i, each in enumerate(parts)]
-        return JSONResponse(self._object(self._kind, choices) | {"usage": usage_of(answers.timings)})
-
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
-
-    async def _events(self, answers: Answers, count: int, logprobs: bool, usage: bool) -> AsyncGenerator[str, None]:
-        """The events of a stream."""
-        kind = self.chunk_kind
-        try:
-            for begun in self.begun(count):
-                yield _event(self._object(kind, [begun]))
-            async for part in answers.parts():
-                if (delta := self.delta(part, logprobs)) is not None:
-                    yield _event(self._object(kind, [delta]))
-        except EdgeError as e:
-            yield _event({"error": {"message": str(e), "type": "server_error", "param": None, "code": None}})
-            return
-        self._server.count(self._model, answers.timings)
-        if usage:
-            yield _event(self._object(kind, []) | {"usage": usage_of(answers.timings)})
-        yield "data: [DONE]\n\n"
-
-    @property
-    def chunk_kind(self) -> str:
-        """What OpenAI calls a part of a stream."""
-        return f"{self._kind}.chunk"
-
-    def begun(self, count: int) -> list[dict[str, Any]]:
-        """The first events of a stream."""
-        empty = {"role": "assistant", "content": ""}
-        return [{"index": i, "delta": empty, "logprobs": None, "finish_reason": None} for i in range(count)]
-
-    def delta(self, part: Part, logprobs: bool) -> dict[str, Any] | None:
-        """What a part adds to a stream; None: nothing."""
-        piece, delta = part.piece, dict[str, Any]()
-        if piece.thoughts:
-            delta["reasoning_content"] = piece.thoughts
-        if part.text:
-            delta["content"] = part.text
-        if part.calls:
-            delta["tool_calls"] = [
-                {"index": i} | _call(call) for i, call in enumerate(part.calls, self._calls.get(part.index, 0))
-            ]
-            self._calls[part.index] = self._calls.get(part.index, 0) + len(part.calls)
-        finish = None if piece.finish_reason is None else self.finish(part, self._calls.get(part.index, 0) > 0)
-        if not delta and finish is None and not part.logprobs:
-            return None
-        told = self.logprobs(part.logprobs) if logprobs else None
-        return {"index": part.index, "delta": delta, "logprobs": told, "finish_reason": finish}
-
-    def choice(self, index: int, parts: Sequence[Part], logprobs: bool) -> dict[str, Any]:
-        """A whole answer."""
-        calls, text = calls_of(parts), text_of(parts)
-        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-        if calls:
-            message["tool_calls"] = [_call(call) for call in calls]
-        if (thoughts := thoughts_of(parts)) is not None:
-            message["reasoning_content"] = thoughts
-        told = self.logprobs([each for part in parts for each in part.logprobs]) if logprobs else None
-        finish = self.finish(parts[-1], bool(calls))
-        return {"index": index, "message": message, "logprobs": told, "finish_reason": finish}
-
-    def finish(self, part: Part, called: bool) -> str:
-        """The reason why an answer ended, whose last part this is. called: whether it called tools."""
-        found = finish_of(part.piece)
-        return "tool_calls" if called and found == "stop" else found
-
-    def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
-        """Log probabilities in the form of this protocol."""
-
-        def said(token: int, value: float) -> dict[str, Any]:
-            text = self.token(token)
-            return {"token": text, "logprob": value, "bytes": list(text.encode())}
-
-        content = [
-            said(each.token, each.value) | {"top_logprobs": [said(*likely) for likely in each.likely]} for each in found
-        ]
-        return {"content": content, "refusal": None}
-
-    def token(self, token: int) -> str:
-        """The text of a token."""
-        return self._worker.model.text.decode([token])
-
-
-class _Text(_Form):
-    """The form of completions."""
-
-    @property
-    def chunk_kind(self) -> str:
-        return self._kind
-
-    def begun(self, count: int) -> list[dict[str, Any]]:
-        return []
-
-    def delta(self, part: Part, logprobs: bool) -> dict[str, Any] | None:
-        piece = part.piece
-        finish = None if piece.finish_reason is None else finish_of(piece)
-        if not piece.text and finish is None and not part.logprobs:
-            return None
-        told = self.logprobs(part.logprobs) if logprobs else None
-        return {"index": part.index, "text": piece.text, "logprobs": told, "finish_reason": finish}
-
-    def choice(self, index: int, parts: Sequence[Part], logprobs: bool) -> dict[str, Any]:
-        told = self.logprobs([each for part in parts for each in part.logprobs]) if logprobs else None
-        finish = finish_of(parts[-1].piece)
-        return {"index": index, "text": text_of(parts), "logprobs": told, "finish_reason": finish}
-
-    def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
-        tokens = [self.token(each.token) for each in found]
-        return {
-            "tokens": tokens,
-            "token_logprobs": [each.value for each in found],
-            "top_logprobs": [{self.token(token): value for token, value in each.likely} for each in found],
-            "text_offset": [sum(map(len, tokens[:i])) for i in range(len(tokens))],
-        }
-
-
-def _call(call: Call) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.said}}
-
-
-def _event(found: dict[str, Any]) -> str:
-    return f"data: {json.dumps(found, ensure_ascii=False)}\n\n"

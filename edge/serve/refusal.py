@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edge.errors import EdgeError
+from edge.errors import EdgeError, InputError
 
+WAIT_S = 1  # after which a client that was sent away may ask again
 BAD, UNKNOWN, TOO_LARGE, TOO_SLOW, BUSY, BROKEN = 400, 404, 413, 408, 429, 500
 
 
@@ -19,3 +20,13 @@ class Refusal(EdgeError):
         """The name of the status in OpenAI's protocol."""
         names = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         return names.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+class WorkerClosed(InputError):
+    """A model was closed meanwhile, and is loaded again when it is asked for again."""
+
+
+def too_many(waiting: int, name: str, most: int) -> Refusal:
+    """The refusal of a request for which too many wait already."""
+    sentence = f"{waiting} requests wait for {name}, and no more than {most} may; ask again later."
+    return Refusal(BUSY, sentence, wait_s=WAIT_S)

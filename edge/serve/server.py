@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
-from edge.serve import ollama, openai
+from edge.serve import audio, ollama, openai
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
 from edge.serve.metrics import Metrics
@@ -85,6 +85,8 @@ class Server:
             _route(self, "GET", "/v1/models/{name:path}", openai.model),
             _route(self, "POST", "/v1/chat/completions", openai.chat_completions),
             _route(self, "POST", "/v1/completions", openai.completions),
+            _route(self, "POST", "/v1/audio/transcriptions", audio.transcriptions),
+            _route(self, "POST", "/v1/audio/translations", audio.translations),
             _route(self, "GET", "/api/version", ollama.version),
             _route(self, "GET", "/api/tags", ollama.tags),
             _route(self, "GET", "/api/ps", ollama.ps),
@@ -116,16 +118,23 @@ class Server:
         read = bytearray()
 
         async def receive() -> None:
-            async for piece in request.stream():
+            async for piece in self.limited(request, MOST_BODY):
                 read.extend(piece)
-                if len(read) > MOST_BODY:
-                    raise Refusal(TOO_LARGE, f"The request has more than {MOST_BODY >> 20} MiB.")
 
         try:
             await asyncio.wait_for(receive(), BODY_S)
         except TimeoutError:
             raise Refusal(TOO_SLOW, f"The request was not here after {BODY_S:.0f} s.") from None
         return read_object(bytes(read))
+
+    async def limited(self, request: Request, most: int) -> AsyncGenerator[bytes, None]:
+        """The body of a request in pieces; Refusal once it is larger than `most` bytes."""
+        size = 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > most:
+                raise Refusal(TOO_LARGE, f"The request has more than {most >> 20} MiB.")
+            yield piece
 
     def count(self, model: str, timings: Sequence[Timings]) -> None:
         """Count the answers to a request, and tell of them where that is wanted: how many tokens, and how fast."""

@@ -19,19 +19,14 @@ from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.thoughts import THINK_TOKENS
 from edge.runtime.memory.limit import memory_limit
 from edge.runtime.memory.shares import closed
-from edge.serve.refusal import BUSY, Refusal
+from edge.serve.refusal import WorkerClosed, too_many
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model, Prompt
 
 PREFIX_BYTES = 1 << 30  # of keys and values of earlier texts, at most; and at most so much of the memory:
 PREFIX_PART = 16
-WAIT_S = 1  # after which a client that was sent away may ask again
 CLOSE_S = 30.0  # in which a step ends
-
-
-class WorkerClosed(InputError):
-    """The model was closed meanwhile, and is loaded again when it is asked for again."""
 
 
 class Job(NamedTuple):
@@ -115,12 +110,7 @@ class Worker:
                 raise WorkerClosed(closed(self.model.bundle.manifest.name))
             there = self.waiting
             if there + len(jobs) > max(self._queue, len(jobs) - (0 if there else 1)):
-                raise Refusal(
-                    BUSY,
-                    f"{there} requests wait for {self.model.bundle.manifest.name}, and no more than {self._queue} may; "
-                    "ask again later.",
-                    wait_s=WAIT_S,
-                )
+                raise too_many(there, self.model.bundle.manifest.name, self._queue)
             self._new += jobs
             self._change.notify_all()
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -46,14 +45,6 @@ def test_a_port_in_use_is_said_before_anything_is_opened(capsys: pytest.CaptureF
         port = other.getsockname()[1]
         assert main(["serve", "no-such-model.edge", "--port", str(port)]) == 2
     assert f"port {port}" in capsys.readouterr().err
-
-
-def test_a_bundle_that_answers_no_prompts_is_refused(
-    tmp_path: Path, paper_bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge.cli.run.parser.kind_of", lambda bundle: "speech")
-    assert main(["serve", str(paper_bundle.root), "--port", "0"]) == 2
-    assert "serves no other yet" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")

@@ -1,0 +1,77 @@
+"""A model that does one thing at a time: turns one text into another, or listens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from edge.runtime.memory.shares import closed
+from edge.serve.refusal import WorkerClosed, too_many
+
+if TYPE_CHECKING:
+    from edge.runtime.speech.transcribe import Transcriber
+    from edge.runtime.text2text import Text2Text
+
+T = TypeVar("T")
+CLOSE_S = 30.0
+
+
+class Single:
+    """Runs what is asked of a model, one after another, each in the thread that asks.
+
+    Args:
+        model: it is closed with this.
+        queue: how many may wait at most.
+    """
+
+    def __init__(self, model: Text2Text | Transcriber, *, queue: int) -> None:
+        self.model, self._queue = model, queue
+        self._turn, self._count = threading.Lock(), threading.Lock()
+        self._there = 0  # that run, or wait
+        self._closed = False
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Wait for the turn, and run something that uses the model.
+
+        Raises:
+            Refusal: too many wait.
+            WorkerClosed: the model was closed.
+        """
+        with self._count:
+            if self._closed:
+                raise WorkerClosed(closed(self.model.bundle.manifest.name))
+            if self._there > self._queue:
+                raise too_many(self._there - 1, self.model.bundle.manifest.name, self._queue)
+            self._there += 1
+        try:
+            with self._turn:
+                return work()
+        finally:
+            with self._count:
+                self._there -= 1
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return max(0, self._there - 1)
+
+    @property
+    def growing(self) -> int:
+        """1 while something runs, else 0."""
+        return min(1, self._there)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is asked."""
+        return not self._there
+
+    def close(self) -> None:
+        """Let what runs end, and give the model's memory back."""
+        with self._count:
+            self._closed = True
+        if not self._turn.acquire(timeout=CLOSE_S):
+            self.model.close()  # by which it ends at its next step
+            return
+        self._turn.release()
+        self.model.close()
