@@ -8,6 +8,9 @@ extern "C" {
 size_t edge_packed_bytes(int bits, int inputs, int columns, int block, int half, int zero_points);
 void edge_pack(int bits, int inputs, int columns, int block, int half, const uint8_t* weights, const float* scales,
                const uint8_t* zero_points, uint8_t* out);
+size_t edge_gguf_bytes(int type, int inputs, int columns);
+int edge_gguf_panel(int type, int inputs, size_t* row, size_t* weights, size_t* heads);
+int edge_gguf_pack(int type, int inputs, int columns, const uint8_t* from, uint8_t* weights, uint8_t* heads);
 int64_t edge_lend(const uint8_t* packed, size_t bytes);
 void edge_take_back(int64_t lent);
 }
@@ -36,7 +39,7 @@ class Maker {
   bool wild() const { return special_; }
 
   Made Any() {
-    switch (r.from(0, 7)) {
+    switch (r.from(0, 8)) {
       case 0:
         return Product(nullptr, 0);
       case 1:
@@ -50,6 +53,8 @@ class Maker {
         return PositionBias(r.from(1, 4), r.from(0, 6), r.from(0, 9));
       case 6:
         return Likeliest(nullptr);
+      case 7:
+        return GgufRows();
       default:
         return Chain();
     }
@@ -102,31 +107,14 @@ class Maker {
     if (!rows) rows = Floats(RowsOf(inputs));
     const bool gate = !columns && r.once_in(3);
     if (!columns) columns = gate ? 32 * r.from(1, 4) : r.from(1, 100);
-    const bool by_row = inputs % 32 == 0 && r.once_in(4), norm = inputs % 16 == 0 && r.once_in(3);
-    const int bits = r.of({2, 4, 8}), block = static_cast<int>(by_row ? inputs : 32 << r.from(0, 3)),
-              half = r.once_in(2);
-    const int64_t blocks = (inputs + block - 1) / block;
-    const bool zeros = (block <= 256) && r.once_in(2);
-    std::vector<uint8_t> weights(columns * blocks * block * bits / 8), points(columns * ((blocks * bits + 7) / 8));
-    for (auto* bytes : {&weights, &points})
-      for (uint8_t& byte : *bytes) byte = static_cast<uint8_t>(r.next());
-    std::vector<float> scales(columns * blocks);
-    for (float& scale : scales) scale = static_cast<float>(r.from(0, 1023)) / 65536;  // which float16 holds
-    const int k = static_cast<int>(inputs), n = static_cast<int>(columns);
-    const size_t size = edge_packed_bytes(bits, k, n, block, half, zeros);
-    auto* packed = static_cast<uint8_t*>(std::malloc(size));
-    edge_pack(bits, k, n, block, half, weights.data(), scales.data(), zeros ? points.data() : nullptr, packed);
-    const int64_t lent = edge_lend(packed, size);
+    const bool norm = inputs % 16 == 0 && r.once_in(3);
     Made made;
     made.node.op = "MatMulNBits";
-    made.node.weights.emplace_back(packed, [lent](uint8_t* memory) {
-      edge_take_back(lent);
-      std::free(memory);
-    });
-    made.node.attributes = {{"bits", int64_t{bits}}, {"K", inputs},
-                            {"N", columns},          {"block_size", int64_t{block}},
-                            {"half", int64_t{half}}, {"zero_points", int64_t{zeros}},
-                            {"lent", lent}};
+    made.node.attributes = {{"K", inputs}, {"N", columns}};
+    if (r.once_in(3))
+      Parts(made.node, inputs, columns);
+    else
+      Blocks(made.node, inputs, columns);
     made.node.inputs = {rows};
     if (r.once_in(3) || norm) made.node.inputs.resize(6);
     if (made.node.inputs.size() == 6 && r.once_in(2)) made.node.inputs[5] = Constant(Floats({columns}));
@@ -141,6 +129,82 @@ class Maker {
     dims.back() = gate ? columns / 2 : columns;
     made.outputs = {Numbers(kFloat, dims)};
     if (norm && r.once_in(2)) made.outputs.push_back(Numbers(kFloat, rows->dims));
+    return made;
+  }
+
+  // The node reads this memory, which is lent as long as it is there. Returns what it finds it by.
+  static int64_t Lend(Node& node, uint8_t* packed, size_t size) {
+    const int64_t lent = edge_lend(packed, size);
+    node.weights.emplace_back(packed, [lent](uint8_t* memory) {
+      edge_take_back(lent);
+      std::free(memory);
+    });
+    return lent;
+  }
+
+  // Gives a product a matrix of onnxruntime's blocks.
+  void Blocks(Node& node, int64_t inputs, int64_t columns) {
+    const bool by_row = inputs % 32 == 0 && r.once_in(4);
+    const int bits = r.of({2, 4, 8}), block = static_cast<int>(by_row ? inputs : 32 << r.from(0, 3)),
+              half = r.once_in(2);
+    const int64_t blocks = (inputs + block - 1) / block;
+    const bool zeros = (block <= 256) && r.once_in(2);
+    std::vector<uint8_t> weights(columns * blocks * block * bits / 8), points(columns * ((blocks * bits + 7) / 8));
+    for (auto* bytes : {&weights, &points})
+      for (uint8_t& byte : *bytes) byte = static_cast<uint8_t>(r.next());
+    std::vector<float> scales(columns * blocks);
+    for (float& scale : scales) scale = static_cast<float>(r.from(0, 1023)) / 65536;  // which float16 holds
+    const int k = static_cast<int>(inputs), n = static_cast<int>(columns);
+    const size_t size = edge_packed_bytes(bits, k, n, block, half, zeros);
+    auto* packed = static_cast<uint8_t*>(std::malloc(size));
+    edge_pack(bits, k, n, block, half, weights.data(), scales.data(), zeros ? points.data() : nullptr, packed);
+    auto& attributes = node.attributes;
+    attributes["bits"] = int64_t{bits}, attributes["block_size"] = int64_t{block};
+    attributes["half"] = int64_t{half}, attributes["zero_points"] = int64_t{zeros};
+    attributes["lent"] = Lend(node, packed, size);
+  }
+
+  // Gives a node matrices of a GGUF file side by side, of any types: all but the last fill their panels.
+  void Parts(Node& node, int64_t inputs, int64_t columns) {
+    int64_t count = 0;
+    for (int64_t before = 0; before < columns; count++) {
+      const int64_t full = 16 * r.from(1, 3);
+      const int64_t own = count == 15 || full >= columns - before || r.once_in(3) ? columns - before : full;
+      Part(node, "part." + std::to_string(count) + ".", static_cast<int>(inputs), static_cast<int>(own));
+      before += own;
+    }
+    node.attributes["parts"] = count;
+  }
+  void Part(Node& node, const std::string& prefix, int inputs, int columns) {
+    int type;
+    do type = r.of({1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 34, 35, 39});
+    while (!edge_gguf_bytes(type, inputs, columns));
+    size_t row, weights, heads;
+    edge_gguf_panel(type, inputs, &row, &weights, &heads);
+    // Where floats have the upper parts of their exponents bytes are such that these are finite: see edge_gguf_check.
+    std::vector<uint8_t> raw(row * columns);
+    for (size_t i = 0; i < raw.size(); i++) raw[i] = static_cast<uint8_t>(r.next() & (i % 2 ? 0xbb : 0xff));
+    for (size_t i = 0; type == 39 && i < raw.size(); i += 17) raw[i] = static_cast<uint8_t>(r.from(0, 130));
+    const size_t size = edge_gguf_bytes(type, inputs, columns);
+    auto* packed = static_cast<uint8_t*>(std::malloc(size));
+    edge_gguf_pack(type, inputs, columns, raw.data(), packed, packed + (columns + 15) / 16 * weights);
+    node.attributes[prefix + "type"] = int64_t{type};
+    node.attributes[prefix + "N"] = int64_t{columns};
+    node.attributes[prefix + "lent"] = Lend(node, packed, size);
+  }
+
+  Made GgufRows() {
+    const int64_t inputs = r.once_in(3) ? r.from(1, 300) : 32 * r.from(1, 20), columns = r.from(1, 100);
+    Made made;
+    made.node.op = "GgufRows";
+    made.node.attributes = {{"K", inputs}, {"N", columns}, {"parts", int64_t{1}}};
+    Part(made.node, "part.0.", static_cast<int>(inputs), static_cast<int>(columns));
+    Shared ids = Numbers(kInt64, r.once_in(2) ? Dims{r.from(0, 9)} : Dims{r.from(1, 3), r.from(0, 5)});
+    for (size_t i = 0; i < ids->count(); i++) ids->as<int64_t>()[i] = r.from(0, columns - 1);
+    made.node.inputs = {ids};
+    Dims dims = ids->dims;
+    dims.push_back(inputs);
+    made.outputs = {Numbers(kFloat, dims)};
     return made;
   }
 

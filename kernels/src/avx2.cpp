@@ -116,6 +116,11 @@ struct Avx2 : Avx256 {
   }
 
   template <class T>
+  static void WalkFloats(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    WalkFloatsOf256<Avx2, T>(w, rows, out, vector, end);
+  }
+
+  template <class T>
   static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
     if (rows.count <= 2 || rows.count == 4) GgufColumns<Avx2, T, 2, 2>(w, rows, out, vector, end);
     GgufColumns<Avx2, T, 3, 2>(w, rows, out, vector, end);

@@ -33,6 +33,10 @@ struct Avx256 : Plain {
   static Floats LoadHalf(const uint16_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
+  static Floats LoadUpper(const uint16_t* from) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
   static Floats Scaled(Floats scales, float scale) { return _mm256_mul_ps(scales, _mm256_set1_ps(scale)); }
   static Floats Add(Floats scales, Dots dots, Floats acc) {
     return _mm256_fmadd_ps(scales, _mm256_cvtepi32_ps(dots), acc);
@@ -167,8 +171,8 @@ struct Avx256 : Plain {
     return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)));
   }
   static Chunk Either(Chunk a, Chunk b) { return _mm256_or_si256(a, b); }
-  static Chunk Lookup(Chunk places) {
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kTable));
+  static Chunk Lookup(const uint8_t* of, Chunk places) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(of));
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), places);
   }
   static Dots LoadSigned(const uint8_t* from) {
@@ -185,6 +189,13 @@ struct Avx256 : Plain {
     return _mm256_set1_epi32(four);
   }
 };
+
+// Weights that are floats, in tiles whose sums take 12 of 16 registers; one or two rows in tiles of twice the columns.
+template <class V, class T>
+inline void WalkFloatsOf256(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+  if (rows.count <= 2) GgufColumns<V, T, 2, 4>(w, rows, out, vector, end);
+  GgufColumns<V, T, 6, 2>(w, rows, out, vector, end);
+}
 
 }  // namespace
 }  // namespace edge

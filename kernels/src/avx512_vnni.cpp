@@ -34,6 +34,10 @@ struct Avx512Vnni : Plain, QueryInBytes {
   static Floats LoadHalf(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
+  static Floats LoadUpper(const uint16_t* from) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
   static Floats Scaled(Floats scales, float scale) { return _mm512_mul_ps(scales, _mm512_set1_ps(scale)); }
   static Floats Add(Floats scales, Dots dots, Floats acc) {
     return _mm512_fmadd_ps(scales, _mm512_cvtepi32_ps(dots), acc);
@@ -130,8 +134,8 @@ struct Avx512Vnni : Plain, QueryInBytes {
     return _mm512_and_si512(there, _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)));
   }
   static Chunk Either(Chunk a, Chunk b) { return _mm512_or_si512(a, b); }
-  static Chunk Lookup(Chunk places) {
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kTable));
+  static Chunk Lookup(const uint8_t* of, Chunk places) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(of));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), places);
   }
   static Dots LoadSigned(const uint8_t* from) {
@@ -159,6 +163,13 @@ struct Avx512Vnni : Plain, QueryInBytes {
 
   template <class T>
   static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
+  }
+
+  template <class T>
+  static void WalkFloats(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count <= 2) GgufColumns<Avx512Vnni, T, 2, 4>(w, rows, out, vector, end);
+    GgufColumns<Avx512Vnni, T, 8, 2>(w, rows, out, vector, end);
     GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
   }
 

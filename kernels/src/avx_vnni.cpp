@@ -58,6 +58,11 @@ struct AvxVnni : Avx256, QueryInBytes {
   }
 
   template <class T>
+  static void WalkFloats(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    WalkFloatsOf256<AvxVnni, T>(w, rows, out, vector, end);
+  }
+
+  template <class T>
   static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
     if (rows.count <= 2) GgufColumns<AvxVnni, T, 2, 2>(w, rows, out, vector, end);
     GgufColumns<AvxVnni, T, 4, 1>(w, rows, out, vector, end);

@@ -9,14 +9,16 @@ namespace {
 
 constexpr GgufType kTypes[] = {
     // id, block, bytes, bits, group, scaled, minimum, zero
+    {1, 1, 2, 16, 1, false, false, 0},       {30, 1, 2, 16, 1, false, false, 0, nullptr, true},  // F16, BF16
     {2, 32, 18, 4, 32, false, false, 8},     {3, 32, 20, 4, 32, false, true, 0},
     {6, 32, 22, 5, 32, false, false, 16},    {7, 32, 24, 5, 32, false, true, 0},
     {8, 32, 34, 8, 32, false, false, 128},   {10, 256, 84, 2, 16, true, true, 0},
     {11, 256, 110, 3, 16, true, false, 4},   {12, 256, 144, 4, 32, true, true, 0},
     {13, 256, 176, 5, 32, true, true, 0},    {14, 256, 210, 6, 16, true, false, 32},
-    {20, 32, 18, 4, 32, false, false, 128, true},  // IQ4_NL
-    {23, 256, 136, 4, 32, true, false, 128, true},  // IQ4_XS
+    {20, 32, 18, 4, 32, false, false, 128, kIq4},  // IQ4_NL
+    {23, 256, 136, 4, 32, true, false, 128, kIq4},  // IQ4_XS
     {34, 256, 54, 2, 32, false, false, 1},   {35, 256, 66, 2, 32, false, false, 1},  // TQ1_0, TQ2_0
+    {39, 32, 17, 4, 32, false, false, 12, kMxfp4, true},
 };
 
 uint16_t Half(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
@@ -130,7 +132,32 @@ void ReadTq2(const uint8_t* from, GgufBlock& b) {
   b.d = Half(from + 64);
 }
 
-bool IsFinite(uint16_t half) { return (half >> 10 & 31) != 31; }
+// The scale of an MXFP4 block as the upper half of a float32: half of the power of two whose exponent its byte is, as
+// the values in the table are doubled. Source: Open Compute Project, Microscaling Formats Specification 1.0, E8M0.
+uint16_t HalvedPower(uint8_t exponent) {
+  return static_cast<uint16_t>(exponent < 2 ? 0x20 << exponent : (exponent - 1) << 7);
+}
+
+bool IsFinite(const GgufType& type, uint16_t number) {
+  const int exponents = type.bfloat ? 0x7f80 : 0x7c00;
+  return (number & exponents) != exponents;
+}
+// Whether all weights of a block are finite, whatever its integers are. Of MXFP4, 12 times a larger scale is infinite.
+bool HasFiniteScales(const GgufType& type, const GgufBlock& b) {
+  return type.bfloat ? b.d <= HalvedPower(252) : IsFinite(type, b.d) && IsFinite(type, b.dmin);
+}
+
+// Of floats, a panel of `there` columns; the others are zeros. False where one is no finite number.
+bool PackFloats(const GgufType& type, int inputs, int there, const uint8_t* from, uint8_t* to) {
+  bool finite = true;
+  for (int k = 0; k < inputs; k++, to += 2 * kPanel)
+    for (int c = 0; c < kPanel; c++) {
+      const uint16_t number = c < there ? Half(from + 2 * (static_cast<size_t>(c) * inputs + k)) : uint16_t{0};
+      finite &= IsFinite(type, number);
+      std::memcpy(to + 2 * c, &number, sizeof(number));
+    }
+  return finite;
+}
 
 // `width` bits of each of a column's 32 inputs, those from `bit` on. An integer has four of them, and shifts these at
 // once: none has more bits than there is room for.
@@ -176,12 +203,12 @@ void AddPlane(const uint8_t* from, int bit, int width, uint8_t* q) {
 
 // Floats of a block.
 void Dequantize(const GgufType& type, const GgufBlock& b, float* out) {
-  const float d = FromHalf(b.d), dmin = type.minimum ? FromHalf(b.dmin) : 0.0f;
+  const float d = type.number(b.d), dmin = type.minimum ? type.number(b.dmin) : 0.0f;
   for (int g = 0; g < type.groups(); g++) {
     const float scale = type.scaled ? d * b.scales[g] : d;
     const float least = type.minimum && type.scaled ? dmin * b.minima[g] : dmin;
     for (int i = g * type.group; i < (g + 1) * type.group; i++)
-      out[i] = scale * static_cast<float>((type.table ? kTable[b.q[i] & 15] : b.q[i]) - type.zero) - least;
+      out[i] = scale * static_cast<float>((type.table ? type.table[b.q[i] & 15] : b.q[i]) - type.zero) - least;
   }
 }
 
@@ -213,6 +240,10 @@ void ReadBlock(const GgufType& type, const uint8_t* from, GgufBlock& b) {
       break;
     case 23:
       return ReadIq4Xs(from, b);
+    case 39:
+      b.d = HalvedPower(from[0]);
+      ReadHalves(from + 1, b.q);
+      break;
     case 34:
       return ReadTq1(from, b);
     case 35:
@@ -235,6 +266,10 @@ void ReadBlock(const GgufType& type, const uint8_t* from, GgufBlock& b) {
 }
 
 void Dequantize(const GgufType& type, const uint8_t* from, int inputs, float* out) {
+  if (type.floats()) {
+    for (int i = 0; i < inputs; i++) out[i] = type.number(Half(from + 2 * i));
+    return;
+  }
   GgufBlock b;
   for (int start = 0; start < inputs; start += type.block, from += type.bytes) {
     ReadBlock(type, from, b);
@@ -267,10 +302,15 @@ bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from
   constexpr decltype(&PutPlanes<8, 0>) puts[] = {nullptr,          nullptr,          PutPlanes<2, 0>, PutPlanes<2, 1>,
                                                  PutPlanes<4, 0>, PutPlanes<4, 1>, PutPlanes<4, 2>, nullptr,
                                                  PutPlanes<8, 0>};
-  const auto put = puts[type.bits];
   GgufBlock b;
   for (int first = 0; first < columns; first += kPanel, weights += to.panel_bytes(), heads += to.head_bytes()) {
     const int there = std::min(kPanel, columns - first);
+    if (type.floats()) {
+      if (!PackFloats(type, inputs, there, from, weights)) return false;
+      from += static_cast<size_t>(there) * inputs * type.bytes;
+      continue;
+    }
+    const auto put = puts[type.bits];
     if (there < kPanel) {
       std::memset(weights, 0, to.panel_bytes());
       std::memset(heads, 0, to.head_bytes());
@@ -278,7 +318,7 @@ bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from
     for (int c = 0; c < there; c++) {
       for (int i = 0; i < blocks; i++, from += type.bytes) {
         ReadBlock(type, from, b);
-        if (!IsFinite(b.d) || !IsFinite(b.dmin)) return false;
+        if (!HasFiniteScales(type, b)) return false;
         uint8_t* head = heads + static_cast<size_t>(i) * type.head();
         std::memcpy(head + 2 * c, &b.d, 2);
         head += 2 * kPanel;
@@ -301,7 +341,12 @@ bool PackGguf(const GgufType& type, int inputs, int columns, const uint8_t* from
 void ReadColumn(const GgufWeights& w, int column, float* out) {
   const GgufType& type = *w.type;
   const int c = column % kPanel, lower = type.lower();
-  const uint8_t* step = w.weights + column / kPanel * w.panel_bytes() + 4 * c;
+  const uint8_t* panel = w.weights + column / kPanel * w.panel_bytes();
+  if (type.floats()) {
+    for (int i = 0; i < w.inputs; i++) out[i] = type.number(Half(panel + 2 * (static_cast<size_t>(i) * kPanel + c)));
+    return;
+  }
+  const uint8_t* step = panel + 4 * c;
   const uint8_t* head = w.heads + column / kPanel * w.head_bytes();
   GgufBlock b;
   for (int start = 0; start < w.inputs; start += type.block, head += type.head(), out += type.block) {

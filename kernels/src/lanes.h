@@ -92,6 +92,13 @@ inline bool RoundsToZeros(float largest, int block, int8_t* values, float& inver
 
 // A float16.
 float FromHalf(uint16_t half);
+// A float32 of its upper half: a bfloat16.
+inline float FromUpper(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float made;
+  std::memcpy(&made, &bits, sizeof(made));
+  return made;
+}
 
 constexpr int kGroup = 64;   // numbers of a row of which the largest is looked for first
 constexpr int kPart = 2048;  // logits of a row that one thread looks at, which is likely the one that has made them

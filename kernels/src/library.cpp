@@ -47,7 +47,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 }
 
 // What these functions take, and what operators there are: another number, another interface.
-EDGE_EXPORT int edge_interface() { return 8; }
+EDGE_EXPORT int edge_interface() { return 9; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }
@@ -113,13 +113,14 @@ EDGE_EXPORT int edge_gguf_read(int type, int inputs, const uint8_t* from, float*
 // Rows of floats times a packed matrix of a GGUF file's type, the panels from `first` to `last`, in one thread.
 static void MultiplyGguf(const Form& form, const GgufWeights& w, const float* rows, int count, int first, int last,
                          float* out) {
+  if (w.type->floats()) return form.multiply_gguf(w, {nullptr, nullptr, nullptr, rows, count}, out, first, last);
   const size_t numbers = static_cast<size_t>(count) * w.inputs;
   std::vector<int8_t> values(numbers);
   std::vector<float> scales(numbers / 32);
   std::vector<int32_t> sums(numbers / 16);
   form.quantize({rows, w.inputs, w.inputs, 32, values.data(), scales.data(), sums.data()}, 0, count);
   SumSixteens(values.data(), sums.size(), sums.data());
-  form.multiply_gguf(w, {values.data(), scales.data(), sums.data(), count}, out, first, last);
+  form.multiply_gguf(w, {values.data(), scales.data(), sums.data(), rows, count}, out, first, last);
 }
 
 // Rows times a packed matrix, the panels from `first` to `last`, in one thread.
@@ -140,8 +141,10 @@ EDGE_EXPORT int edge_gguf_check() try {
     uint32_t state = 1;
     auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 8; };
     std::vector<uint8_t> raw(static_cast<size_t>(inputs) / type->block * type->bytes * columns);
-    // A float16 has its exponent in odd bytes: so it is finite.
+    // A float16 or bfloat16 has the upper part of its exponent in odd bytes: so it is finite. An exponent of MXFP4 may
+    // be in any.
     for (size_t i = 0; i < raw.size(); i++) raw[i] = static_cast<uint8_t>(next() & (i % 2 ? 0xbb : 0xff));
+    for (size_t i = 0; id == 39 && i < raw.size(); i += type->bytes) raw[i] = static_cast<uint8_t>(raw[i] % 128);
     std::vector<float> rows(most * inputs), made[2];
     for (auto& each : rows) each = static_cast<float>(next() % 2001) / 1000.0f - 1.0f;
     std::vector<uint8_t> packed(PackedBytes(*type, inputs, columns));

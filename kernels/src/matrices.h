@@ -12,10 +12,12 @@
 
 namespace edge {
 
-// Rows in 8 bits. sixteens: the sums of every 16 values, where the matrix asks for these.
+// Rows in 8 bits. sixteens: the sums of every 16 values, where the matrix asks for these. floats: the rows before they
+// were rounded.
 struct Rounded {
   Rows rows;
   const int32_t* sixteens;
+  const float* floats;
 };
 
 class Matrix {
@@ -28,7 +30,9 @@ class Matrix {
   int inputs = 0, columns = 0;
   int padded = 0;         // inputs, with those that fill up a row's last block
   int block = 0;          // inputs of a row that are rounded with one scale
-  bool sixteens = false;  // whether it asks for these sums
+  bool rounds = true;     // whether it asks for rounded rows
+  bool floats = false;    // whether it asks for rows that are not
+  bool sixteens = false;  // whether it asks for sums of every 16
   size_t bytes = 0;       // of its integers
 };
 
@@ -71,7 +75,7 @@ class OfGguf : public Matrix {
     inputs = padded = node.number("K", 0, 1, kLongestRow);
     columns = node.number("N", 0, 1, kLongestRow);
     block = 32;
-    sixteens = true;
+    rounds = false;
     int before = 0;
     for (int i = 0; i < parts; i++) {
       const Part part = Read(node, "part." + std::to_string(i) + ".", inputs);
@@ -82,12 +86,14 @@ class OfGguf : public Matrix {
       parts_.push_back({weights, before / kPanel});
       before += weights.columns;
       bytes += weights.panels() * weights.panel_bytes();
+      (weights.type->floats() ? floats : rounds) = true;
     }
+    sixteens = rounds;
     if (before != columns) Refuse(node, "its parts have ", int64_t{before}, " columns, and N is ", int64_t{columns});
   }
 
   void Multiply(const Form& form, const Rounded& rounded, float* out, int stride, int first, int last) const override {
-    const GgufRows rows{rounded.rows.values, rounded.rows.scales, rounded.sixteens, rounded.rows.count};
+    const GgufRows rows{rounded.rows.values, rounded.rows.scales, rounded.sixteens, rounded.floats, rounded.rows.count};
     for (const Part& part : parts_) {
       const int begin = std::max(first, part.panel);
       const int end = std::min(last, part.panel + static_cast<int>(part.weights.panels()));

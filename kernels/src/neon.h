@@ -35,6 +35,9 @@ struct Neon : Plain, QueryInBytes {
   }
   static Floats Load(const float* from) { return vld1q_f32(from); }
   static Floats LoadHalf(const uint16_t* from) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+  static Floats LoadUpper(const uint16_t* from) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(from)), 16));
+  }
   static Floats Scaled(Floats scales, float scale) { return vmulq_n_f32(scales, scale); }
   static Floats Add(Floats scales, Dots dots, Floats acc) { return vfmaq_f32(acc, scales, vcvtq_f32_s32(dots)); }
   static Floats Sum(Floats a, Floats b) { return vaddq_f32(a, b); }
@@ -125,7 +128,7 @@ struct Neon : Plain, QueryInBytes {
                     vdupq_n_u8(static_cast<uint8_t>(((1 << kBits) - 1) << kTo)));
   }
   static Chunk Either(Chunk a, Chunk b) { return vorrq_u8(a, b); }
-  static Chunk Lookup(Chunk places) { return vqtbl1q_u8(vld1q_u8(kTable), places); }
+  static Chunk Lookup(const uint8_t* table, Chunk places) { return vqtbl1q_u8(vld1q_u8(table), places); }
   static Dots LoadSigned(const uint8_t* from) {
     return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(vcreate_u8(FourBytes(from))))));
   }

@@ -46,6 +46,12 @@ struct I8mm : Neon {
   }
 
   template <class T>
+  static void WalkFloats(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count <= 2) GgufColumns<I8mm, T, 2, 8>(w, rows, out, vector, end);
+    GgufColumns<I8mm, T, 4, 4>(w, rows, out, vector, end);
+  }
+
+  template <class T>
   static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
     if (rows.count <= 2) GgufColumns<I8mm, T, 2, 4>(w, rows, out, vector, end);
     GgufColumns<I8mm, T, 4, 2>(w, rows, out, vector, end);

@@ -166,7 +166,23 @@ struct Vectors : QueryInBytes {
 };
 
 // See gguf_tiles.h.
+void MultiplyFloats(const GgufWeights& w, const GgufRows& rows, float* out, int first, int last) {
+  for (int panel = first; panel < last; panel++) {
+    const auto* weights = reinterpret_cast<const uint16_t*>(w.weights + panel * w.panel_bytes());
+    for (int m = 0; m < rows.count; m++)
+      for (int c = 0; c < std::min(kPanel, w.columns - panel * kPanel); c++) {
+        float acc = 0;
+        for (int k = 0; k < w.inputs; k++)
+          acc = std::fma(w.type->number(weights[static_cast<size_t>(k) * kPanel + c]),
+                         rows.floats[static_cast<size_t>(m) * w.inputs + k], acc);
+        if (w.bias) acc += w.bias[panel * kPanel + c];
+        out[static_cast<size_t>(m) * w.row() + panel * kPanel + c] = acc;
+      }
+  }
+}
+
 void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int first, int last) {
+  if (w.type->floats()) return MultiplyFloats(w, rows, out, first, last);
   const GgufType& t = *w.type;
   const int steps = w.inputs / 32, lower = t.lower();
   auto plane = [](const uint8_t* from, int width, int c, int k) {
@@ -188,7 +204,7 @@ void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int fi
             const int k = g * t.group % 32 + i;
             int q = plane(from, lower, c, k);
             if (lower < t.bits) q |= plane(from + 64 * lower, t.bits - lower, c, k) << lower;
-            if (t.table) q = kTable[q];
+            if (t.table) q = t.table[q];
             const int value = rows.values[static_cast<size_t>(m) * w.inputs + step * 32 + k];
             dot += q * value;
             sum += value;
@@ -196,12 +212,12 @@ void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int fi
           uint16_t half;
           std::memcpy(&half, head + 2 * c, sizeof(half));
           const uint8_t* integers = head + (t.minimum ? 4 : 2) * kPanel + c;
-          float scale = FromHalf(half);
+          float scale = t.number(half);
           if (t.scaled) scale *= static_cast<float>(static_cast<int8_t>(integers[in_block * kPanel]));
           acc = std::fma(scale * rows.scales[row], static_cast<float>(dot - t.zero * sum), acc);
           if (t.minimum) {
             std::memcpy(&half, head + 2 * kPanel + 2 * c, sizeof(half));
-            float least = FromHalf(half);
+            float least = t.number(half);
             if (t.scaled) least *= static_cast<float>(integers[(t.groups() + in_block) * kPanel]);
             acc = std::fma(least, -(rows.scales[row] * static_cast<float>(sum)), acc);
           }

@@ -60,10 +60,10 @@ class Product : public Kernel {
     ExpectRows(call, "A", rows, inputs);
     for (size_t i = 1; i < kBias; i++) ExpectNone(call, kUnread[i], call.has_input(i));
     if (bias_.empty()) ExpectNone(call, "a bias that is not constant", call.has_input(kBias));
-    const int padded = matrix_->padded, block = matrix_->block, blocks = padded / block;
+    const int padded = matrix_->padded, block = matrix_->block, blocks = matrix_->rounds ? padded / block : 0;
     const int sixteens = matrix_->sixteens ? padded / 16 : 0;
-    const int count =
-        Within(call, "the number of rows", rows.elements() / inputs, 0, kMostBlocks / (blocks + sixteens));
+    const int count = Within(call, "the number of rows", rows.elements() / inputs, 0,
+                             kMostBlocks / std::max(1, blocks + sixteens));
     const float *from = rows.as<float>(), *more = nullptr;
     if (norm_) {
       const ort::Tensor other = call.input(kNormMore);
@@ -85,19 +85,24 @@ class Product : public Kernel {
                        inputs,
                        padded,
                        block,
-                       ort::Reserve(call.room.bytes, static_cast<size_t>(count) * padded),
+                       ort::Reserve(call.room.bytes, blocks ? static_cast<size_t>(count) * padded : 0),
                        ort::Reserve(call.room.scales, static_cast<size_t>(count) * blocks),
                        ort::Reserve(call.room.sums, static_cast<size_t>(count) * (blocks + sixteens))};
     int32_t* of_sixteens = all.sums + static_cast<size_t>(count) * blocks;
+    float* normed =
+        norm_ && matrix_->floats ? ort::Reserve(call.room.floats, static_cast<size_t>(count) * inputs) : nullptr;
     auto round = [&](int first, int last) {
       if (!norm_) {
         form_.quantize(all, first, last);
       } else {
         thread_local std::vector<float> room, unread;
-        float *row = ort::Reserve(room, inputs), *dropped = sum ? nullptr : ort::Reserve(unread, inputs);
+        float *one = normed ? nullptr : ort::Reserve(room, inputs);
+        float* dropped = sum ? nullptr : ort::Reserve(unread, inputs);
         for (int m = first; m < last; m++) {
           const size_t at = static_cast<size_t>(m) * inputs, begin = static_cast<size_t>(m) * blocks;
+          float* row = normed ? normed + at : one;
           form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : dropped, row);
+          if (!blocks) continue;
           form_.quantize({row, inputs, padded, block, all.values + static_cast<size_t>(m) * padded,
                           all.scales + begin, all.sums + begin},
                          0, 1);
@@ -108,8 +113,8 @@ class Product : public Kernel {
                     of_sixteens + static_cast<size_t>(first) * sixteens);
     };
     const bool few = static_cast<size_t>(count) * inputs < call.team.least();
-    call.team.ShareBy(count, few ? count : count < kManyRows ? 1 : kAtATime, round);
-    const Rounded rounded{{all.values, all.scales, all.sums, count}, of_sixteens};
+    if (norm_ || blocks) call.team.ShareBy(count, few ? count : count < kManyRows ? 1 : kAtATime, round);
+    const Rounded rounded{{all.values, all.scales, all.sums, count}, of_sixteens, normed ? normed : from};
     const size_t bytes = matrix_->bytes, most = gate_ && count <= kFewRows ? 4 * kPiece : kPiece,
                  least = (bytes + most - 1) / most;
     const bool alone = bytes * ((count + 3) / 4) < call.team.least();

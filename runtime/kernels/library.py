@@ -25,7 +25,7 @@ from edge.home import cache_dir, is_folder
 
 PACKAGE = "edge_kernels"
 VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
-INTERFACE = 8  # of the library: what its functions take, and what operators there are and check
+INTERFACE = 9  # of the library: what its functions take, and what operators there are and check
 DOMAIN = "edge"  # of their operators
 INT8_DOMAIN = "edge.int8"  # of attention over a KV cache in bytes: an operator has one type
 GGUF_DOMAIN = "edge.gguf"  # of what graphs of bundles have for matrices of GGUF files: see `gguf`
@@ -107,7 +107,7 @@ class Kernels:
         self, layout: GgufLayout, rows: NDArray[np.uint8], weights: NDArray[np.uint8], heads: NDArray[np.uint8]
     ) -> bool:
         """Bring rows of a file [columns, bytes] into the library's layout, whole panels of them but for the last; False
-        where a scale is no finite number."""
+        where a scale, or a weight that is a float, is no finite number."""
         sizes = layout.type, layout.inputs, len(rows)
         return bool(self.calls.edge_gguf_pack(*sizes, rows.ctypes.data, weights.ctypes.data, heads.ctypes.data))
 

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from edge.runtime.kernels.library import Kernels
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
-         "IQ4_XS", "TQ1_0", "TQ2_0")  # fmt: skip
+         "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")  # fmt: skip
+FLOATS = ("F16", "BF16")
 HALVES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
     "TQ1_0": (52,),
     "TQ2_0": (64,),
+    "MXFP4": (),
 }  # places of float16 in a block; others begin with them
 COUNTS = (1, 2, 3, 4, 5, 8, 9, 13, 17)
 
@@ -38,11 +40,16 @@ def blocks_of(name: str, inputs: int, columns: int) -> NDArray[np.uint8]:
     """A matrix [columns, bytes of a row] of any integers, with floats of the sizes that files have."""
     size, nbytes = quants.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     random = np.random.default_rng(inputs + columns)
+    if name in FLOATS:
+        floats = random.standard_normal((columns, inputs)).astype(np.float32)
+        return quants.quantize(floats, GGMLQuantizationType[name]).view(np.uint8)
     blocks = random.integers(0, 256, (columns, inputs // size, nbytes), np.uint8)
+    if name == "MXFP4":  # exponents of about 0.01
+        blocks[..., 0] = random.integers(114, 124, blocks.shape[:2])
     two = ("_1", "4_K", "5_K")
     for at in HALVES.get(name, (0, 2) if name.endswith(two) else (0,)):
-        floats = (random.standard_normal(blocks.shape[:2]) * 0.01).astype(np.float16)
-        blocks[..., at : at + 2] = floats[..., None].view(np.uint8)
+        scales = (random.standard_normal(blocks.shape[:2]) * 0.01).astype(np.float16)
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(columns, -1)
 
 
@@ -74,6 +81,11 @@ class Own:
             assert self.calls.edge_gguf_read(self.type, self.inputs, row.ctypes.data, to.ctypes.data)
         return out
 
+    def dequantized(self) -> NDArray[np.float32]:
+        """The same by the gguf package."""
+        raw = self.raw.view(np.float16) if self.type == GGMLQuantizationType.F16 else self.raw
+        return quants.dequantize(raw, self.type)
+
     def __call__(
         self, form: int, rows: NDArray[np.float32], part: tuple[int, int] | None = None
     ) -> NDArray[np.float32] | None:
@@ -96,10 +108,10 @@ def rows_of(inputs: int) -> NDArray[np.float32]:
     return rows
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [*TYPES, *FLOATS])
 def test_a_row_of_a_file_is_read_as_its_format_says(calls: Any, name: str) -> None:
     own = Own(calls, name, 512, 20)
-    np.testing.assert_allclose(own.floats(), quants.dequantize(own.raw, own.type), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(own.floats(), own.dequantized(), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -108,14 +120,41 @@ def test_a_product_differs_from_floats_by_the_rounding_of_rows_alone(calls: Any,
     in_blocks = rows.reshape(len(rows), -1, 32)
     scale = np.abs(in_blocks).max(axis=2, keepdims=True) / 127
     rounded = np.where(scale > 0, np.rint(in_blocks / np.where(scale > 0, scale, 1)) * scale, 0).reshape(rows.shape)
-    wanted = rounded.astype(np.float64) @ quants.dequantize(own.raw, own.type).T.astype(np.float64)
+    wanted = rounded.astype(np.float64) @ own.dequantized().T.astype(np.float64)
     made = own(0, rows)
     assert made is not None
     np.testing.assert_allclose(made, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize(("inputs", "columns"), [(256, 64), (768, 40), (1536, 17)])
+@pytest.mark.parametrize("name", FLOATS)
+def test_weights_that_are_floats_are_multiplied_with_rows_that_are_not_rounded(calls: Any, name: str) -> None:
+    own, rows = Own(calls, name, 768, 40), rows_of(768)
+    made = own(0, rows)
+    assert made is not None
+    weights = own.dequantized().T.astype(np.float64)
+    bound = 768 * 2.0**-24 * (np.abs(rows) @ np.abs(weights))  # of sums in float32
+    assert (np.abs(made - rows.astype(np.float64) @ weights) <= bound).all()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_gives_none_that_is(calls: Any, name: str, wrong: float) -> None:
+    own, rows = Own(calls, name, 96, 40), rows_of(96)[:9]
+    wanted = own(0, rows)
+    assert wanted is not None
+    rows[4, 50] = wrong
+    for form in range(len(FORMS)):
+        if (made := own(form, rows)) is not None:
+            assert not np.isfinite(made[4]).any(), FORMS[form]
+            made[4] = wanted[4]
+            np.testing.assert_array_equal(bits_of(made), bits_of(wanted), FORMS[form])
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "columns"),
+    [(name, *sizes) for name in (*TYPES, *FLOATS) for sizes in ((256, 64), (768, 40), (1536, 17))]
+    + [(name, 50, 70) for name in FLOATS],
+)
 def test_rows_columns_and_instructions_make_no_difference(calls: Any, name: str, inputs: int, columns: int) -> None:
     own, rows = Own(calls, name, inputs, columns), rows_of(inputs)
     wanted = own(0, rows)
@@ -136,7 +175,7 @@ def test_the_largest_integers_do_not_saturate(calls: Any, name: str) -> None:
     rows[1, 1::2] = -3
     halves = own.raw.reshape(16, -1, quants.GGML_QUANT_SIZES[own.type][1])
     kept = {at: halves[..., at : at + 2].copy() for at in HALVES.get(name, (0, 2))}
-    halves[:] = 255 if name != "Q8_0" else 127
+    halves[:] = {"Q8_0": 127, "MXFP4": 0x77}.get(name, 255)
     for at, each in kept.items():
         if name not in ("Q4_0", "Q5_0", "Q8_0") or at == 0:
             halves[..., at : at + 2] = each
@@ -147,7 +186,7 @@ def test_the_largest_integers_do_not_saturate(calls: Any, name: str) -> None:
             np.testing.assert_array_equal(made, wanted, FORMS[form])
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [name for name in TYPES if name != "MXFP4"])
 def test_a_scale_that_is_no_finite_number_is_not_packed(calls: Any, name: str) -> None:
     own = Own(calls, name, 512, 20)
     nbytes = quants.GGML_QUANT_SIZES[own.type][1]
@@ -158,6 +197,31 @@ def test_a_scale_that_is_no_finite_number_is_not_packed(calls: Any, name: str) -
             assert own.pack(0) and not own.pack(1)
 
 
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_no_finite_number_is_not_packed(calls: Any, name: str, wrong: float) -> None:
+    own = Own(calls, name, 50, 20)
+    bad = np.array([wrong], np.float32)
+    own.raw.reshape(20, 50, 2)[17, 33] = (bad.astype(np.float16) if name == "F16" else bad).view(np.uint8)[-2:]
+    assert own.pack(0) and not own.pack(1)
+
+
+def test_scales_of_mxfp4_are_those_of_the_gguf_package_or_refused(calls: Any) -> None:
+    own = Own(calls, "MXFP4", 256 * 32, 16)
+    blocks = own.raw.reshape(16, 256, 17)
+    blocks[..., 0], blocks[..., 1:] = np.arange(256), np.arange(16) * 17  # every exponent with every place
+    with np.errstate(over="ignore"):
+        wanted = own.dequantized().reshape(16, 256, 32)
+    finite = np.isfinite(wanted).all(axis=(0, 2))
+    assert finite.tolist() == [True] * 253 + [False] * 3, "12 times the others is infinite"
+    np.testing.assert_array_equal(own.floats().reshape(wanted.shape)[:, finite], wanted[:, finite])
+    assert not own.pack(0)
+    for exponent in (0, 1, 252, 253, 254, 255):
+        blocks[..., 0] = 120
+        blocks[5, 99, 0] = exponent
+        assert own.pack(0) == finite[exponent]
+
+
 def test_the_library_checks_itself(calls: Any) -> None:
     assert calls.edge_gguf_check() == 1
 
@@ -165,6 +229,10 @@ def test_the_library_checks_itself(calls: Any) -> None:
 def test_matrices_that_are_none_are_refused(calls: Any) -> None:
     q4_k = GGMLQuantizationType.Q4_K
     assert calls.edge_gguf_bytes(q4_k, 256, 16) == 16 * 256 * 4 // 8 + 16 * (4 + 16)
-    for sizes in ((q4_k, 128, 16), (q4_k, 0, 16), (q4_k, 256, 0), (q4_k, -256, 16), (1, 256, 16), (-1, 256, 16)):
+    assert calls.edge_gguf_bytes(GGMLQuantizationType.MXFP4, 32, 16) == 16 * 16 + 16 * 2
+    assert calls.edge_gguf_bytes(GGMLQuantizationType.BF16, 5, 17) == 32 * 5 * 2
+    mxfp4, f16, f32 = (GGMLQuantizationType[name] for name in ("MXFP4", "F16", "F32"))
+    of_q4_k = ((q4_k, 128, 16), (q4_k, 0, 16), (q4_k, 256, 0), (q4_k, -256, 16))
+    for sizes in (*of_q4_k, (mxfp4, 48, 16), (f16, 0, 16), (f16, 16, 0), (f32, 256, 16), (-1, 256, 16)):
         assert calls.edge_gguf_bytes(*sizes) == 0
         assert not calls.edge_gguf_pack(*sizes, None, None, None)
