@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,7 +76,8 @@ class RowsTensor:
 class GgufTensor:
     """A weight [N, K] as a GGUF file has it.
 
-    raw: [N, bytes of a row] uint8. type: as files number them. method: the type's name. bits: of a weight's integer.
+    raw: [N, bytes of a row] uint8. type: as files number them. method: the type's name. bits: of a weight's integer, or
+    of a weight that is a float.
     heads: how many heads the rows are of, whose two halves lie in turns; 0: rows are in transformers' order. place:
     the number of the file and the offset in it, where graphs read it there; None: it is written into the bundle.
     """
@@ -91,7 +92,9 @@ class GgufTensor:
 
     @property
     def block_size(self) -> int:
-        """Weights of a block."""
+        """Weights of a block; 0 where they are floats."""
+        if self.method in FLOATS:
+            return 0
         return 256 if self.method.endswith(LARGE_BLOCKS) else 32
 
 
@@ -167,13 +170,20 @@ class LazyWeights(Mapping[str, Weight]):
 
 
 FLOATS = {"F32", "F16", "BF16"}  # of stored types
-# Types of GGUF files whose blocks our kernels compute with, and bits of a weight.
+# Types of GGUF files that our kernels compute with as they are, and bits of a weight.
 GGUF_TYPES = {
     **{"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6},
-    **{"IQ4_NL": 4, "IQ4_XS": 4, "TQ1_0": 2, "TQ2_0": 2},
+    **{"IQ4_NL": 4, "IQ4_XS": 4, "TQ1_0": 2, "TQ2_0": 2, "MXFP4": 4, "F16": 16, "BF16": 16},
 }
 PANEL = 16  # rows of such a matrix that these kernels multiply together
 LARGE_BLOCKS = ("_K", "_XS", "TQ1_0", "TQ2_0")  # ends of the names of those whose blocks have 256 weights
+
+
+def has_gguf_blocks(types: Iterable[str]) -> bool:
+    """True if one of a GGUF file's types is blocks that our kernels compute with. A file of floats alone has none: a
+    run stores it in 8 bits, which is faster."""
+    return not (GGUF_TYPES.keys() - FLOATS).isdisjoint(types)
+
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

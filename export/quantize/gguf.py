@@ -1,5 +1,5 @@
-"""The blocks of a GGUF file as they are, which our kernels compute with: nothing is rounded. Types that these do not
-know become 8-bit blocks, and floats stay floats."""
+"""The weights of a GGUF file as they are, blocks and floats in 16 bits, which our kernels compute with: nothing is
+rounded. Types that these do not know become 8-bit blocks, and other floats stay floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "gguf"
-HELP = "a GGUF file's own blocks, for hosts with edge-lm-kernels"
+HELP = "a GGUF file's own weights, for hosts with edge-lm-kernels"
 TRAITS = {"bits": 8, "keeps": True, "gguf_blocks": True, "max_kl": 0.1}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
-from edge.export.facts.tensors import EMBEDDING, GGUF_TYPES, HEAD, Format, matrices
+from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, Format, has_gguf_blocks, matrices
 from edge.export.graph.families import find_family
 from edge.export.manifest.tokenizer import compact
 from edge.export.quantize.rtn import INT8_BLOCK
@@ -111,7 +111,7 @@ def choose_weights(
         return "keep"
     stated = None if quick else _defaults(checkpoint).get("weights")
     if stated is None and not both and (quick or not anew) and is_quantized_gguf(checkpoint):
-        if in_place and not {*map(checkpoint.stored_type, checkpoint.names())}.isdisjoint(GGUF_TYPES):
+        if in_place and has_gguf_blocks(map(checkpoint.stored_type, checkpoint.names())):
             return GGUF
         return GGUF if not device and keeps_own_blocks(checkpoint) and our_kernels_run() else KEEP
     if quick and not both:
@@ -141,7 +141,7 @@ def our_kernels_run() -> bool:
 
 
 def _is_widened(kind: str) -> bool:
-    return kind in GGUF_TYPES and kind not in EVERYWHERE
+    return kind in GGUF_TYPES and kind not in (*EVERYWHERE, *FLOATS)
 
 
 def _is_folder(checkpoint: Named) -> bool:

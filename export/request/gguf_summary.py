@@ -12,8 +12,9 @@ from edge.errors import EdgeError
 from edge.export.checkpoint.generation_settings import gguf_settings, unread_gguf_settings
 from edge.export.checkpoint.gguf import FORMS, GGUFCheckpoint
 from edge.export.facts.gguf_header import GGUFHeader, TensorInfo, open_gguf
-from edge.export.facts.tensors import GGUF_TYPES
+from edge.export.facts.tensors import FLOATS, GGUF_TYPES, has_gguf_blocks
 from edge.export.quantize.rtn import INT8_BLOCK
+from edge.gguf_parts import GGUF
 from edge.runtime.kernels.library import computes_gguf, find_kernels
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 4}  # of a weight in a bundle, of types that stay floats
@@ -79,6 +80,7 @@ def summarize(path: Path) -> GgufSummary:
     def number(key: str) -> int | None:
         return header.value(f"{architecture}.{key}", int)
 
+    how = _how(info.type.name for info in header.tensors.values() if len(info.shape) == 2)
     tokenizer = [header.value(f"tokenizer.ggml.{key}", str) for key in ("model", "pre")]
     read = [info for name, info in header.tensors.items() if name != EMBEDDING or HEAD not in header.tensors]
     return GgufSummary(
@@ -96,9 +98,9 @@ def summarize(path: Path) -> GgufSummary:
         sorted(key.removeprefix(TEMPLATES) for key in header.metadata if key.startswith(TEMPLATES)),
         gguf_settings(header),
         unread_gguf_settings(header),
-        _types(header.tensors.values()),
+        _types(header.tensors.values(), how),
         sum(info.size for info in read),
-        sum(map(_stored_bytes, read)),
+        sum(_stored_bytes(info, how) for info in read),
         refusal,
     )
 
@@ -109,7 +111,15 @@ def _licence(header: GGUFHeader) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
-def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
+def _how(types: Iterable[str]) -> str:
+    """The weights that a run stores a file's matrices as, by their types."""
+    kinds = {*types}
+    if kinds <= FLOATS:
+        return "int8"
+    return GGUF if has_gguf_blocks(kinds) and computes_gguf(find_kernels()) else "keep"
+
+
+def _types(tensors: Iterable[TensorInfo], how: str) -> list[TypeShare]:
     by_type: dict[str, list[TensorInfo]] = {}
     for info in tensors:
         by_type.setdefault(info.type.name, []).append(info)
@@ -119,28 +129,28 @@ def _types(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
             len(own),
             sum(math.prod(info.shape) for info in own),
             sum(info.size for info in own),
-            _stored(name),
-            sum(map(_stored_bytes, own)),
+            _stored(name, how if any(len(info.shape) == 2 for info in own) else "keep"),
+            sum(_stored_bytes(info, how) for info in own),
         )
         for name, own in by_type.items()
     ]
     return sorted(shares, key=lambda share: -share.bytes)
 
 
-def _stored(name: str) -> str:
-    if name in GGUF_TYPES and computes_gguf(find_kernels()):
+def _stored(name: str, how: str) -> str:
+    if name in GGUF_TYPES and how == GGUF:
         return f"as it is, {GGUF_TYPES[name]} bits"
     if name in FORMS:
         return f"as it is, {FORMS[name].bits} bits"
-    return "floats" if name in FLOAT_BYTES else f"8 bits, in blocks of {INT8_BLOCK}"
+    return "floats" if name in FLOAT_BYTES and how != "int8" else f"8 bits, in blocks of {INT8_BLOCK}"
 
 
-def _stored_bytes(info: TensorInfo) -> int:
+def _stored_bytes(info: TensorInfo, how: str) -> int:
     """Bytes of a tensor as a run reads it."""
     weights, name = math.prod(info.shape), info.type.name
-    if name in GGUF_TYPES and len(info.shape) == 2 and computes_gguf(find_kernels()):
+    if name in GGUF_TYPES and len(info.shape) == 2 and how == GGUF:
         return info.size
-    if name in FLOAT_BYTES:
+    if name in FLOAT_BYTES and (how != "int8" or len(info.shape) != 2):
         return weights * FLOAT_BYTES[name]
     bits, block = (FORMS[name].bits, FORMS[name].block_size) if name in FORMS else (8, INT8_BLOCK)
     return weights * bits // 8 + weights // block * SCALE

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
-from edge.export.facts.tensors import EMBEDDING, FLOATS, HEAD, matrices, packed_with
+from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, matrices, packed_with
 from edge.export.quantize import METHODS
 from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.process import private_bytes
@@ -301,15 +301,19 @@ def _packed(checkpoint: Checkpoint, weights: str, options: Options) -> int:
     if HEAD in names:
         names.remove(EMBEDDING)
     usual, size = float(traits["bits"]), 0.0
+    own = GGUF_TYPES if traits.get("gguf_blocks") else {}
     if traits.get("calibrated"):
         from edge.export.quantize.gptq_efforts import EFFORTS
 
         usual = options.bits or (8 if options.perplexity else EFFORTS[options.effort].bits) or usual
     for name in names:
         stays = traits.get("keeps") and getattr(checkpoint, "root", None) is None  # floats of a GGUF
-        bits = 32 if stays and checkpoint.stored_type(name) in FLOATS else usual
-        blocks = 0 if bits > 8 else 1 / (options.block_size or 32)
-        size += math.prod(checkpoint.shape(name)) * ((FLOAT if bits > 8 else bits / 8) + blocks * (2 * FLOAT + 1))
+        kind = checkpoint.stored_type(name)
+        if stays and kind in FLOATS:  # our kernels have some as they are
+            size += math.prod(checkpoint.shape(name)) * (own[kind] / 8 if kind in own else FLOAT)
+            continue
+        blocks = 0 if usual > 8 else 1 / (options.block_size or 32)
+        size += math.prod(checkpoint.shape(name)) * ((FLOAT if usual > 8 else usual / 8) + blocks * (2 * FLOAT + 1))
     return math.ceil(size)
 
 

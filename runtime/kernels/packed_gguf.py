@@ -71,7 +71,7 @@ def packed_gguf(
 
     Raises:
         OSError: they can neither be read nor be written.
-        BundleError: a file outside of the bundle has changed, or a matrix has a scale that is no number.
+        BundleError: a file outside of the bundle has changed, or a matrix has a scale or a weight that is no number.
     """
     matrices = list(dict.fromkeys(wanted))
 
@@ -210,7 +210,8 @@ def _pieces(
         if not kernels.pack_gguf(matrix.layout, raw, *made):
             raise BundleError(
                 f"A matrix of {matrix.columns} rows at byte {matrix.start} of {reader.path(matrix.location)} has "
-                "scales that are no numbers, of which no answer can be computed; fetch the file again, or use another."
+                "scales or weights that are no numbers, of which no answer can be computed; fetch the file again, or "
+                "use another."
             )
         return made
 

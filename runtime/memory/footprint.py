@@ -30,6 +30,7 @@ MIB = 2**20
 FLOAT = 4  # bytes
 LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, instead of another one, or no longer
 ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
+GGUF_FLOATS = ("F16", "BF16")  # methods of groups of floats that our kernels read from files
 
 IMPORTED = 26 * MIB  # after importing what `edge.load` needs
 SLACK = 4 * MIB  # by which programs differ that do little else
@@ -270,7 +271,7 @@ def _width(group: TensorGroup | None, dims: Dims | EncoderDims, inner: int) -> i
 def _packed(group: TensorGroup, mapped: bool = False) -> int:
     """Bytes of a group's matrices as the kernels keep them, with zero points. mapped: those in blocks are in files."""
     if not group.block_size:
-        return group.parameters * FLOAT
+        return 0 if mapped and group.method in GGUF_FLOATS else group.parameters * FLOAT
     if group.method.startswith(ROWS):
         return group.bytes
     return 0 if mapped else group.bytes + group.parameters // group.block_size * BLOCK_SUM

@@ -38,6 +38,8 @@ OF_256 = {"ffn_down.w": Type.Q3_K, "ffn_gate.w": Type.Q4_K, "ffn_up.w": Type.Q4_
           "attn_k.w": Type.Q4_K, "attn_v.w": Type.Q6_K, "attn_output.w": Type.Q2_K, "token_embd.w": Type.Q6_K,
           "output.w": Type.Q4_K}  # fmt: skip
 BY_TABLES = {"attn_q.w": Type.IQ4_XS, "attn_output.w": Type.IQ4_NL, "ffn_up.w": Type.TQ2_0, "ffn_down.w": Type.TQ1_0}
+FLOATS = {"token_embd.w": Type.BF16, "attn_q.w": Type.F16, "attn_output.w": Type.BF16, "ffn_up.w": Type.F16,
+          "ffn_down.w": Type.F16}  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "llama": ("llama", {"attention_bias": True}, OF_32),
@@ -51,6 +53,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),
     "ternary and by tables": ("llama", WIDE, OF_256 | BY_TABLES),
     "some in floats": ("llama", {}, {"attn_k.w": Type.F16, "ffn_up.w": Type.Q8_0, "output.w": Type.Q8_0}),
+    "floats of all types": ("llama", {}, OF_32 | FLOATS | {"attn_v.w": Type.F32}),
+    "F16": ("qwen2", {"tie_word_embeddings": True}, {".weight": Type.F16}),
+    "BF16": ("llama", {}, {".weight": Type.BF16}),
+    "MXFP4": ("llama", {}, OF_32 | {"ffn": Type.MXFP4, "attn_output.w": Type.MXFP4}),
     "some unknown": ("llama", WIDE, OF_256 | {"attn_v.w": Type.IQ3_S, "ffn_gate.w": Type.IQ3_S}),
 }
 
@@ -81,6 +87,16 @@ def test_it_answers_as_the_floats_of_the_file_do(made: Path, name: str) -> None:
     found = compare(reference, EngineLogits(engine, 60), [text])
     assert found.kl_mean < 2e-3, "activations alone are rounded"
     assert found.reference == pytest.approx(found.candidate, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+def test_where_all_weights_are_floats_nothing_is_rounded(made: Path, name: str) -> None:
+    bundle = open_bundle(made / f"{name}.edge")
+    assert {group.method for group in bundle.manifest.groups} == {name, "float32"}
+    engine, text = open_engine(bundle), np.random.default_rng(0).integers(0, 250, 40)
+    rows = engine.step(engine.new_cache(), text, np.arange(40))
+    reference = TorchLogits(load_torch(open_checkpoint(str(made / f"{name}.gguf"))))
+    np.testing.assert_allclose(rows, np.concatenate([*reference.logits(text)]), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -81,19 +81,19 @@ def contents_of(given: Path, known: Contents | None = None, *, sampled: bool = F
 
 def matrices_in_place(given: Path) -> str:
     """Which of a GGUF file's matrices our kernels read where they are: all, some, or nothing. By its header; nothing
-    where that cannot be read, which whoever opens it says."""
+    where all are floats, which a run stores in 8 bits, and where it cannot be read, which whoever opens it says."""
     from edge.export.facts.gguf_header import open_gguf
-    from edge.export.facts.tensors import GGUF_TYPES
+    from edge.export.facts.tensors import GGUF_TYPES, has_gguf_blocks
 
     try:
         header = open_gguf(given)
         encoder_decoder = str(header.metadata.get("general.architecture", "")).startswith("t5")
     except EdgeError:
         return NOTHING
-    own = [info.type.name in GGUF_TYPES for info in header.tensors.values() if len(info.shape) == 2]
-    if encoder_decoder or not any(own):
+    types = {info.type.name for info in header.tensors.values() if len(info.shape) == 2}
+    if encoder_decoder or not has_gguf_blocks(types):
         return NOTHING
-    return ALL if all(own) else SOME
+    return ALL if types <= GGUF_TYPES.keys() else SOME
 
 
 def _of_samples(files: list[Path]) -> str:

@@ -82,9 +82,20 @@ def test_our_kernels_read_what_the_file_has(file: Path, capsys: pytest.CaptureFi
     if find_kernels() is None:
         pytest.skip("edge-lm-kernels do not run here")
     for share in inspected(file, capsys)["types"]:
-        floats = share["type"] in ("F16", "F32")
+        floats = share["type"] == "F32"
         assert (share["stored"] == "floats") is floats
         assert floats or share["bundle_bytes"] == pytest.approx(share["bytes"], rel=1e-3)  # but for vectors
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.F32])
+def test_a_file_of_floats_alone_is_stored_in_8_bits(
+    kind: Type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "floats.gguf", tiny_model("llama", **SIZES), types={".weight": kind})
+    (share,) = inspected(path, capsys)["types"]
+    assert share["stored"] == "8 bits, in blocks of 64"
+    bundle = edge.export(path, tmp_path / "floats.edge", effort="quick", in_place=True)
+    assert share["bundle_bytes"] == pytest.approx(sum(group.bytes for group in bundle.manifest.groups), rel=0.02)
 
 
 @pytest.mark.usefixtures("without_kernels")

@@ -86,16 +86,22 @@ def test_weights_that_were_changed_in_place_are_packed_again(file: Path) -> None
 
 def test_which_matrices_stay_is_read_off_the_header(file: Path, tmp_path: Path) -> None:
     assert matrices_in_place(file) == "all"
-    some = write_gguf(tmp_path / "some.gguf", tiny_model("llama"), types=ALL | {"ffn_up.w": Type.F16})
+    some = write_gguf(tmp_path / "some.gguf", tiny_model("llama"), types=ALL | {"ffn_up.w": Type.F32})
     assert matrices_in_place(some) == "some"
+    every = write_gguf(tmp_path / "every.gguf", tiny_model("llama"), types=ALL | {"ffn_up.w": Type.F16})
+    assert matrices_in_place(every) == "all"
     floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"))
     assert matrices_in_place(floats) == "nothing"
     (tmp_path / "none.gguf").write_bytes(b"GGUF")
     assert matrices_in_place(tmp_path / "none.gguf") == "nothing"
 
 
-def test_floats_are_stored_as_before(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"))
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16])
+def test_a_file_of_floats_alone_is_stored_in_8_bits(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Type
+) -> None:
+    floats = write_gguf(tmp_path / "floats.gguf", tiny_model("llama"), types={".weight": kind})
+    assert matrices_in_place(floats) == "nothing"
     assert main(["run", str(floats), *ASKED]) == 0
     bundle = source.open_source(floats)
     assert bundle.manifest.weights == "int8" and not bundle.manifest.external
