@@ -76,7 +76,7 @@ class Model(Loaded):
         """The bundle's chat template; None where it has none."""
         return chat_template(self.bundle.manifest, self.text, self._day)
 
-    def _learn_end(self) -> None:
+    def learn_end(self) -> None:
         """Know what ends answers, those to raw prompts too: bundles made earlier name what the configuration names."""
         if not self._knows_end:
             learn_end(self.bundle.manifest, self.text, lambda: self.template)
@@ -120,16 +120,22 @@ class Model(Loaded):
         """
         if (template := self.template) is None:
             return "".join(m["content"] + "\n" for m in messages)
-        self._learn_end()
+        self.learn_end()
         marks = self.bundle.manifest.thinking
         if tools and not template.takes_tools:
             raise InputError(f"The chat template of {self.bundle.manifest.name} knows no tools; leave them out.")
         offered = self._hidden(tools) if tools else None
-        messages = [
-            {**each, "tool_calls": self._hidden(each["tool_calls"])} if "tool_calls" in each else each
-            for each in messages
-        ]
+        messages = [self._safe(each) for each in messages]
         return written(template, messages, self.text, lambda said: render(template, marks, said, think, offered))
+
+    def _safe(self, message: Message) -> Message:
+        """A message with the control tokens hidden in what it has besides its content, which `written` sees to."""
+        message = message.copy()
+        if "tool_calls" in message:
+            message["tool_calls"] = self._hidden(message["tool_calls"])
+        if "reasoning_content" in message:
+            message["reasoning_content"] = self.text.controls.hide(message["reasoning_content"], answer=True)
+        return message
 
     def _hidden(self, value: Any) -> Any:
         """A value of JSON with the control tokens hidden that its texts have."""
@@ -156,7 +162,7 @@ class Model(Loaded):
             raise InputError(f"A prompt is a text, or a list of messages, and not {shown(prompt)}.")
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         check_messages(messages)
-        self._learn_end()
+        self.learn_end()
         if isinstance(prompt, str) and (raw or self.template is None):
             if system is not None:
                 why = "the bundle has no chat template" if self.template is None else "a raw prompt takes none"

@@ -23,6 +23,7 @@ import math
 import numbers
 import operator
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -302,10 +303,16 @@ def refused(name: str, wanted: str, value: object) -> InputError:
     return InputError(f"The {name} must be {wanted}, not {shown(value)}.")
 
 
+_REPR = reprlib.Repr()  # of what is too large to be shown as a whole only the beginning
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxarray = SHOWN
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * SHOWN
+_REPR.maxlevel = SHOWN
+
+
 def shown(value: object) -> str:
     """Show a value in a sentence: on one line and not long, whatever it is."""
     try:
-        said = " ".join(repr(value).split())
+        said = " ".join(_REPR.repr(value).split())
     except Exception:  # a number of many thousand digits has no text, and a class may have any __repr__
         return f"this {type(value).__name__}"
     return said if len(said) <= SHOWN else f"{said[:SHOWN]}..."

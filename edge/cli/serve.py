@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from edge.cli.arguments import Parser, add_fields, taken
@@ -13,6 +14,8 @@ from edge.errors import InputError
 from edge.extras import needing
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from edge.bundle import Bundle
     from edge.serve.models import Models
     from edge.serve.server import Address, Server
@@ -22,7 +25,7 @@ HELP = "Serve models at an address, for editors, agents and apps."
 HOST, PORT, PARALLEL, QUEUE = "127.0.0.1", 8080, 4, 64
 MOST_PARALLEL = 64
 CONNECTIONS = 512
-SHUTDOWN_S = 5  # in which answers may still end
+GRACE_S, SHUTDOWN_S = 3, 6  # in which answers may still end, and in which all must have
 LOADING = "speed", "machine", "prompt"  # headings of LoadOptions
 
 
@@ -72,11 +75,18 @@ def command(args: argparse.Namespace) -> None:
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=SHUTDOWN_S,
             lifespan="on",
         )
-        uvicorn.Server(config).run(sockets=[listening])
+
+        class Ending(uvicorn.Server):
+            """A server that ends answers with a sentence, where they do not end by themselves in time."""
+
+            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                threading.Timer(GRACE_S, server.models.close).start()
+                super().handle_exit(sig, frame)
+
+        Ending(config).run(sockets=[listening])
 
 
 def _check(args: argparse.Namespace) -> None:

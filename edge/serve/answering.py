@@ -7,12 +7,16 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+COMPILING = 2  # forms of answers that are compiled at a time, which may take seconds
 TOP_LOGPROBS = 20  # most likely tokens of each place, at most
 
 
@@ -54,6 +59,25 @@ class Logprob:
     token: int
     value: float
     likely: list[tuple[int, float]]
+
+
+class AnswerStream(StreamingResponse):
+    """A stream of answers, of which nothing more is computed once it has ended, or could not begin."""
+
+    def __init__(self, answers: Answers, content: AsyncGenerator[str, None], media_type: str) -> None:
+        super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answers.cancel()
+
+
+@cache
+def _compiling() -> CapacityLimiter:
+    return CapacityLimiter(COMPILING)
 
 
 class _Watching:
@@ -116,7 +140,9 @@ class Answers:
 
     async def _begin(self) -> None:
         """Let the answers wait for their turn."""
-        self._answers = await run_in_threadpool(self._made)
+        self.worker.check_room(len(self._ask.options))
+        forms = any(each.form is not None for each in self._ask.options) or self._ask.choice not in ("auto", "none")
+        self._answers = await to_thread.run_sync(self._made, limiter=_compiling() if forms else None)
         self.worker.ask([Job(answer, self._put) for answer in self._answers])
 
     def _made(self) -> list[BatchAnswer]:
@@ -147,7 +173,8 @@ class Answers:
             told += len(new)
             text, before = piece.text, 0
             if form is not None and calls is not None:
-                mark = "" if piece.token_id is None else form.tokens.get(piece.token_id, "")
+                known = piece.token_id is not None and piece.thoughts is None
+                mark = form.tokens.get(piece.token_id or 0, "") if known else ""
                 before, text = len(calls.found), calls.push(text + mark)
                 text += calls.end() if piece.finish_reason is not None else ""
             self._put(Part(index, piece, text, calls.found[before:] if calls is not None else (), new))
@@ -164,8 +191,12 @@ class Answers:
         try:
             self._loop.call_soon_threadsafe(self._came.put_nowait, came)
         except RuntimeError:  # the server has ended
-            for answer in self._answers:
-                answer.cancelled = True
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Let nothing more be computed."""
+        for answer in self._answers:
+            answer.cancelled = True
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """What comes of the answers, until all have ended.
@@ -187,8 +218,7 @@ class Answers:
                 else:
                     left -= 1
         finally:
-            for answer in self._answers:
-                answer.cancelled = True
+            self.cancel()
 
     async def whole(self, gone: Callable[[], Awaitable[bool]]) -> list[list[Part]] | None:
         """All parts of each answer; None where the client went away before."""
@@ -206,8 +236,7 @@ class Answers:
             task.result()
         finally:
             task.cancel()
-            for answer in self._answers:
-                answer.cancelled = True
+            self.cancel()
         return found
 
 

@@ -12,6 +12,8 @@ from edge.serve.refusal import BAD, Refusal
 
 T = TypeVar("T")
 MOST_FIELDS = 200
+MOST_TEXTS, LONGEST_TEXT = 16, 1000
+LONGEST_NAME = 100  # characters of a field's name in an answer
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -28,6 +30,10 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise Refusal(BAD, "The request's body is nested too deeply.") from None
     except ValueError as e:
         raise Refusal(BAD, f"The request's body is no JSON: {str(e)[:200]}.") from None
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise Refusal(BAD, "The request's body has half a character, or is nested too deeply.") from None
     if not isinstance(found, dict):
         raise Refusal(BAD, f"The request's body must be a JSON object, not {shown(found)}.")
     return found
@@ -68,8 +74,11 @@ class Fields:
         return found
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A text or a list of them."""
+        """A text or a list of them: few, and short ones, for each of an answer's tokens is compared with them."""
         found: tuple[str, ...] = self.take(name, texts(name), ())
+        if len(found) > MOST_TEXTS or any(len(each) > LONGEST_TEXT for each in found):
+            sentence = f"A request has at most {MOST_TEXTS} texts of {LONGEST_TEXT} characters under {name}."
+            raise Refusal(BAD, sentence, field=name)
         return found
 
     def flag(self, name: str) -> bool:
@@ -110,5 +119,5 @@ class Fields:
             raise Refusal(
                 BAD,
                 f"This server does not know {names}{self._about}; leave that out{known}.",
-                field=next(iter(left)),
+                field=next(iter(left))[:LONGEST_NAME],
             )

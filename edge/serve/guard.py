@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge.serve.refusal import Refusal
 
+MOST_REQUESTS = 512  # at a time
 LOCAL = "localhost", "127.0.0.1", "::1"
 
 
@@ -48,14 +49,24 @@ class Guard:
         hosts: Collection[str] | None,
     ) -> None:
         self._app, self._key, self._open, self._origins, self._hosts = app, key, open, origins, hosts
+        self._there = 0  # requests that are under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refused := self._refused(scope["path"], Headers(scope=scope))) is not None:
-            body = {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": None}}
+            told: object = str(refused)
+            if not scope["path"].startswith("/api/"):
+                told = {"message": str(refused), "type": refused.kind, "param": None, "code": None}
             headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
-            await JSONResponse(body, refused.status, headers)(scope, receive, send)
+            await JSONResponse({"error": told}, refused.status, headers)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        self._there += 1
+        try:
+            if self._there > MOST_REQUESTS:
+                await JSONResponse({"error": "Too many requests are open; ask again later."}, 503)(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            self._there -= 1
 
     def _refused(self, path: str, headers: Headers) -> Refusal | None:
         host = headers.get("host", "")
@@ -66,13 +77,21 @@ class Guard:
         if self._hosts is not None and name not in self._hosts:
             return Refusal(403, f"This server is not called {host[:100]!r}; ask it at 127.0.0.1.")
         origin = headers.get("origin")
-        if origin is not None and origin not in self._origins and urlsplit(origin).netloc != host:
+        if origin is not None and origin not in self._origins and _place(origin) != host:
             return Refusal(
                 403, f"Pages of {origin[:100]!r} may not ask this server; start it with --cors {origin[:100]}."
             )
         if self._key is None or path in self._open:
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._key.encode()):
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode()):
             return Refusal(401, "The API key is missing or wrong; give it as 'Authorization: Bearer KEY'.")
+        return None
+
+
+def _place(origin: str) -> str | None:
+    """The host and the port of an origin; None where it is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
         return None

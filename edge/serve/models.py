@@ -43,6 +43,7 @@ class Models:
         self.bundles, self._options, self._parallel, self._queue = dict(bundles), options, parallel, queue
         self._workers: dict[str, Worker | Single] = {}
         self._lock = threading.Lock()  # while a model is loaded or closed
+        self._next: str | None = None  # a model for which others are being closed
         self._closed = False
 
     def name(self, asked: str | None) -> str:
@@ -97,13 +98,19 @@ class Models:
 
     def opened(self, name: str) -> Worker | Single:
         """A model in memory, which is loaded first where it is not there."""
-        if (found := self._workers.get(name)) is not None:
+        found = self._workers.get(name)
+        if found is not None and self._next in (None, name) and not found.dead:
             return found
         with self._lock:
-            if (found := self._workers.get(name)) is not None:
+            found = self._workers.get(name)
+            if found is not None and not found.dead:
                 return found
             if self._options.memory is not None:  # each is planned to use all of it
-                self._close_all()
+                self._next = name  # requests for the model that is there wait behind
+                try:
+                    self._close_all()
+                finally:
+                    self._next = None
             if self._closed:
                 raise InputError("The server is closing.")
             self._workers[name] = made = self._load(name)
@@ -127,16 +134,18 @@ class Models:
         """Close the models that are in memory, each once nothing is asked of it."""
         pause = threading.Event()
         for name, worker in self.loaded.items():
-            while not worker.idle and not self._closed:
+            while not worker.close_if_idle() and not self._closed:
                 pause.wait(WAIT_S)
-            self._workers.pop(name).close()
+            del self._workers[name]
 
-    def unload(self, name: str) -> None:
-        """Close a model, where nothing is asked of it at present."""
+    def unload(self, name: str) -> bool:
+        """Close a model, where nothing is asked of it at present; True if it is not in memory now."""
         with self._lock:
             worker = self._workers.get(name)
-            if worker is not None and worker.idle:
-                self._workers.pop(name).close()
+            if worker is not None and not worker.close_if_idle():
+                return False
+            self._workers.pop(name, None)
+            return True
 
     def close(self) -> None:
         """End all answers, and close all models."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from edge import __version__
 from edge.bundle import MANIFEST
@@ -22,10 +22,10 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.options import any_value, shown
 from edge.runtime.text.template import TOOL, Message
-from edge.serve.answering import Answers, Ask, Part, calls_of, finish_of, text_of, thoughts_of
+from edge.serve.answering import Answers, AnswerStream, Ask, Part, calls_of, finish_of, text_of, thoughts_of
 from edge.serve.fields import Fields
 from edge.serve.openai import thinking
-from edge.serve.refusal import BAD, Refusal
+from edge.serve.refusal import BAD, BUSY, WAIT_S, Refusal, told_of
 from edge.serve.tools import Tool, read_calls, read_tools
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ async def _answer(
     """Answer a prompt. said: makes what a response has of some parts of the answer."""
     name = server.models.name(fields.text("model"))
     streamed: bool = fields.take("stream", _flag, True)
-    keep, think = fields.take("keep_alive", any_value), fields.take("think", any_value)
+    keep, think = fields.take("keep_alive", _keep_alive), fields.take("think", any_value)
     options, context = _options(fields.object("options") or Fields({}))
     if (form := fields.take("format", any_value)) not in (None, ""):
         options = replace(options, json_schema={"type": "object"} if form == "json" else form)
@@ -137,8 +137,10 @@ async def _answer(
         options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
     if not prompt:  # loads the model, or with keep_alive 0 gives its memory back
         unload = keep in (0, "0")
-        await run_in_threadpool(server.models.unload if unload else server.models.opened, name)
+        gone = await run_in_threadpool(server.models.unload if unload else server.models.opened, name)
         reason = "unload" if unload else "load"
+        if not gone:
+            raise Refusal(BUSY, f"{name} has answers under way, and stays in memory; ask again later.", wait_s=WAIT_S)
         return JSONResponse({"model": name, "created_at": _now(), **said([]), "done": True, "done_reason": reason})
     if context is not None:
         there = (await run_in_threadpool(server.models.worker, name)).model.engine.context
@@ -166,10 +168,10 @@ async def _answer(
                     continue
                 yield json.dumps(found, ensure_ascii=False) + "\n"
         except EdgeError as e:
-            yield json.dumps({"error": str(e)}) + "\n"
+            yield json.dumps({"error": told_of(e)}) + "\n"
 
     if streamed:
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
+        return AnswerStream(answers, lines(), "application/x-ndjson")
     parts = await answers.whole(request.is_disconnected)
     if parts is None:
         return Response(status_code=499)
@@ -182,10 +184,12 @@ def _options(fields: Fields) -> tuple[GenerateOptions, int | None]:
     """The options of an answer, and the context that is wanted."""
     given = {ours: fields.take(theirs, any_value) for theirs, ours in OPTIONS.items()}
     most = fields.integer("num_predict", least=-2)
+    if most == 0:
+        raise Refusal(BAD, "num_predict is 0, and an answer has a token at least.", field="num_predict")
     seed = fields.integer("seed", least=-1)
     options = GenerateOptions(
         **{name: value for name, value in given.items() if value is not None},
-        max_tokens=most if most is not None and most > 0 else None,
+        max_tokens=most if most is not None and most > 0 else None,  # below 0: as many as there is room for
         seed=RANDOM if seed is None or seed < 0 else seed,
         stop=fields.texts("stop"),
     )
@@ -194,6 +198,13 @@ def _options(fields: Fields) -> tuple[GenerateOptions, int | None]:
         fields.only(name, [0], f"{name} is not served; take repeat_penalty.")
     fields.end(DOCS)
     return options, context
+
+
+def _keep_alive(value: Any) -> int | float | str:
+    """The time for which a model is to stay in memory, of which only 0 means something here."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InputError(f"The keep_alive must be a number or a time such as 5m, not {shown(value)}.")
+    return value
 
 
 def _flag(value: Any) -> bool:
@@ -214,6 +225,8 @@ def _messages(value: Any) -> list[Message]:
         if role not in ("system", "user", "assistant", TOOL):
             raise InputError(f"Message {i} is of the role {shown(role)}; known are system, user, assistant, tool.")
         thoughts, calls = fields.text("thinking"), fields.take("tool_calls", read_calls, [])
+        if role != "assistant" and (thoughts or calls):
+            raise InputError(f"Message {i} is none of the assistant's, and has its thinking or tool_calls.")
         fields.only("images", [[]], "images are not served; leave them out.")
         fields.unread("tool_name", "tool_call_id")
         fields.end(DOCS)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edge.runtime.text2text import Text2Text
     from edge.serve.server import Server
 
+MOST_MESSAGES = 2000
 MOST_TEXTS = 256  # of a request
 MOST_ANSWERS = 16  # to one request
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL}
@@ -220,6 +221,8 @@ def _messages(value: Any) -> list[Message]:
     """The messages of a conversation, each with a text as its content."""
     if not isinstance(value, list) or not value:
         raise InputError(f"The messages must be a list of one message or more, not {shown(value)}.")
+    if len(value) > MOST_MESSAGES:
+        raise InputError(f"A talk has at most {MOST_MESSAGES} messages, not {len(value)}.")
     return [_message(i, each) for i, each in enumerate(value)]
 
 
@@ -233,6 +236,8 @@ def _message(number: int, value: Any) -> Message:
         raise InputError(f"Message {number} is of the role {shown(value.get('role'))}; known are {known}.")
     content = fields.take("content", lambda content: _content(number, content), "")
     thoughts, calls = fields.text("reasoning_content"), fields.take("tool_calls", read_calls, [])
+    if role != "assistant" and (thoughts or calls):
+        raise InputError(f"Message {number} is none of the assistant's, and has its reasoning_content or tool_calls.")
     fields.unread("refusal", "name", "annotations", "tool_call_id")
     fields.end(DOCS)
     message = Message(role=role, content=content)
@@ -247,7 +252,7 @@ def _content(number: int, value: Any) -> str:
     """A message's text; of a list of parts, their texts."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or len(value) > MOST_MESSAGES or not all(isinstance(each, dict) for each in value):
         raise InputError(f"The content of message {number} must be a text, or a list of parts, not {shown(value)}.")
     for part in value:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):

@@ -9,10 +9,22 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from edge.errors import EdgeError
-from edge.serve.answering import Answers, Ask, Logprob, Part, calls_of, finish_of, text_of, thoughts_of, usage_of
+from edge.serve.answering import (
+    Answers,
+    AnswerStream,
+    Ask,
+    Logprob,
+    Part,
+    calls_of,
+    finish_of,
+    text_of,
+    thoughts_of,
+    usage_of,
+)
+from edge.serve.refusal import told_of
 from edge.serve.tools import Call
 
 if TYPE_CHECKING:
@@ -42,7 +54,7 @@ class ChatForm:
         self._worker = answers.worker
         if streamed:
             stream = self._events(answers, len(ask.options), ask.top is not None, usage)
-            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+            return AnswerStream(answers, stream, "text/event-stream")
         parts = await answers.whole(request.is_disconnected)
         if parts is None:  # nobody reads it
             return Response(status_code=499)
@@ -69,7 +81,7 @@ class ChatForm:
                 if (delta := self.delta(part, logprobs)) is not None:
                     yield _event(self._object(kind, [delta]))
         except EdgeError as e:
-            yield _event({"error": {"message": str(e), "type": "server_error", "param": None, "code": None}})
+            yield _event({"error": {"message": told_of(e), "type": "server_error", "param": None, "code": None}})
             return
         self._server.count(self._model, answers.timings)
         if usage:

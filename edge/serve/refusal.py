@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from edge.errors import EdgeError, InputError
 
+_log = logging.getLogger(__name__)
+
 WAIT_S = 1  # after which a client that was sent away may ask again
-BAD, UNKNOWN, TOO_LARGE, TOO_SLOW, BUSY, BROKEN = 400, 404, 413, 408, 429, 500
+BAD, UNKNOWN, TOO_LARGE, TOO_SLOW, BUSY, BROKEN, AWAY = 400, 404, 413, 408, 429, 500, 503
 
 
 class Refusal(EdgeError):
@@ -20,6 +24,17 @@ class Refusal(EdgeError):
         """The name of the status in OpenAI's protocol."""
         names = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         return names.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+BROKEN_MODEL = "The model cannot be used; the server's log says why."
+
+
+def told_of(error: EdgeError) -> str:
+    """What a client is told of an error: not what is wrong with files of this machine, which the log says."""
+    if isinstance(error, InputError | Refusal):
+        return str(error)
+    _log.error("%s", error)
+    return BROKEN_MODEL
 
 
 class WorkerClosed(InputError):

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -25,11 +26,11 @@ from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
 from edge.serve.metrics import Metrics
 from edge.serve.models import Models
-from edge.serve.refusal import BAD, BROKEN, TOO_LARGE, TOO_SLOW, Refusal
+from edge.serve.refusal import AWAY, BAD, BROKEN, TOO_LARGE, TOO_SLOW, WAIT_S, Refusal, WorkerClosed, told_of
 
 _log = logging.getLogger(__name__)
 
-MOST_BODY = 16 << 20  # bytes of a request
+MOST_BODY = 4 << 20  # bytes of a request
 BODY_S = 60.0  # in which a request must be here
 HEALTH = "/health"
 HEADERS = {  # of the page: it loads nothing, and no other page may hold it in a frame
@@ -125,7 +126,7 @@ class Server:
             await asyncio.wait_for(receive(), BODY_S)
         except TimeoutError:
             raise Refusal(TOO_SLOW, f"The request was not here after {BODY_S:.0f} s.") from None
-        return read_object(bytes(read))
+        return await run_in_threadpool(read_object, bytes(read))
 
     async def limited(self, request: Request, most: int) -> AsyncGenerator[bytes, None]:
         """The body of a request in pieces; Refusal once it is larger than `most` bytes."""
@@ -159,10 +160,14 @@ def _route(server: Server, method: str, path: str, handler: Handler) -> Route:
             return await handler(server, request)
         except Refusal as e:
             return _refused(path, e)
+        except WorkerClosed:
+            return _refused(path, Refusal(AWAY, "The server is closing, or the model is; ask again.", wait_s=WAIT_S))
         except InputError as e:
             return _refused(path, Refusal(BAD, str(e)))
-        except EdgeError as e:
-            return _refused(path, Refusal(BROKEN, str(e)))
+        except RecursionError:
+            return _refused(path, Refusal(BAD, "The request is nested too deeply."))
+        except EdgeError as e:  # which names files of this machine
+            return _refused(path, Refusal(BROKEN, told_of(e)))
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception:  # a client is told no more

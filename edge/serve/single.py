@@ -66,6 +66,20 @@ class Single:
         """True if nothing is asked."""
         return not self._there
 
+    @property
+    def dead(self) -> bool:
+        """False: it has no thread of its own."""
+        return False
+
+    def close_if_idle(self) -> bool:
+        """Close it, unless something is asked; True if it was closed."""
+        with self._count:
+            if self._there:
+                return False
+            self._closed = True
+        self.close()
+        return True
+
     def close(self) -> None:
         """Let what runs end, and give the model's memory back."""
         with self._count:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge.errors import InputError
 from edge.runtime.decode.grammar import WRITTEN, for_grammars
@@ -109,6 +110,7 @@ class Format:
     """
 
     def __init__(self, model: Model) -> None:
+        model.learn_end()  # which grammars are made with
         template, text, name = model.template, model.text, model.bundle.manifest.name
         if template is None or not template.takes_tools:
             raise InputError(f"The chat template of {name} knows no tools; leave them out.")
@@ -170,7 +172,7 @@ class Calls:
         self._held += text
         if not self._begun and not self._inside:
             begun = self._held.lstrip()
-            if not begun or any(begun.startswith(start) or start.startswith(begun) for start in ("{", FENCE)):
+            if not begun or (_may_be_json(begun) and OPEN not in begun):
                 return ""
             self._begun = True
         return self._between() if self._marked else self._taken(len(self._held))
@@ -180,10 +182,10 @@ class Calls:
         said = ""
         while True:
             if self._inside:
-                end = self._held.find(CLOSE)
-                if end < 0:
+                ends = [found.start() for found in re.finditer(re.escape(CLOSE), self._held)]
+                end = next((end for end in ends if self._noted(self._held[:end])), None)  # a text may hold the mark
+                if end is None:
                     return said
-                said += self._call(self._held[:end], f"{OPEN}{self._held[:end]}{CLOSE}")
                 self._taken(end + len(CLOSE))
                 self._inside = False
             start = self._held.find(OPEN)
@@ -199,33 +201,44 @@ class Calls:
         if self._begun:
             said = self._between() if self._marked else ""
             held = self._taken(len(self._held))
-            return said + (self._call(held, f"{OPEN}{held}") if self._inside else self._outside(held))
+            if not self._inside:
+                return said + self._outside(held)
+            return said if self._noted(held) else f"{said}{OPEN}{held}"
         held = self._taken(len(self._held))
         inner = held.strip().removeprefix(f"{FENCE}json").removeprefix(FENCE).removesuffix(FENCE)
-        return self._call(inner, held, self._names)
+        return "" if self._noted(inner, self._names) else held
 
     def _outside(self, text: str) -> str:
         """Text outside of calls: white space between and after them is none."""
         return "" if self.found and not text.strip() else text
 
-    def _call(self, said: str, otherwise: str, names: Collection[str] | None = None) -> str:
-        """Note a call, of one of `names` if they are given; returns the text that it is otherwise."""
+    def _noted(self, said: str, names: Collection[str] | None = None) -> bool:
+        """Note a call, of one of `names` if they are given; False where the text is none."""
         try:
-            found = json.loads(said)
+            found = json.loads(said, parse_constant=_refuse)
             arguments = found.get("arguments", found.get("parameters", {}))
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            arguments = json.loads(arguments, parse_constant=_refuse) if isinstance(arguments, str) else arguments
             name = found["name"]
-            if (
-                not isinstance(name, str)
-                or not isinstance(arguments, dict)
-                or (names is not None and name not in names)
-            ):
-                return otherwise
+            json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be sent
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            return otherwise
+            return False
+        if not isinstance(name, str) or not isinstance(arguments, dict) or (names is not None and name not in names):
+            return False
         self.found.append(Call(f"call_{secrets.token_hex(12)}", name, arguments))
-        return ""
+        return True
 
     def _taken(self, count: int) -> str:
         taken, self._held = self._held[:count], self._held[count:]
         return taken
+
+
+def _may_be_json(begun: str) -> bool:
+    """True if an answer that begins so may be one JSON object, or one fenced block of code, as a whole."""
+    if not begun.startswith(FENCE):
+        return begun.startswith("{") or FENCE.startswith(begun)
+    _, closed, after = begun[len(FENCE) :].partition(FENCE)
+    return not closed or not after.strip()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -108,11 +108,20 @@ class Worker:
         with self._change:
             if self._closed:
                 raise WorkerClosed(closed(self.model.bundle.manifest.name))
-            there = self.waiting
-            if there + len(jobs) > max(self._queue, len(jobs) - (0 if there else 1)):
-                raise too_many(there, self.model.bundle.manifest.name, self._queue)
+            self._check_room(len(jobs))
             self._new += jobs
             self._change.notify_all()
+
+    def check_room(self, count: int) -> None:
+        """Raise Refusal where so many more answers would be too many that wait; before a prompt is read at all."""
+        with self._change:
+            self._check_room(count)
+
+    def _check_room(self, count: int) -> None:
+        there = len(self._new) + len(self._jobs)
+        # The answers of one request that finds nobody there are welcome, however many they are.
+        if there and there + count - self._parallel > self._queue:
+            raise too_many(self.waiting, self.model.bundle.manifest.name, self._queue)
 
     @property
     def waiting(self) -> int:
@@ -129,6 +138,20 @@ class Worker:
         """True if nothing is asked."""
         return not self._new and not self._jobs
 
+    @property
+    def dead(self) -> bool:
+        """True if it answers no more, whatever ended it."""
+        return not self._thread.is_alive()
+
+    def close_if_idle(self) -> bool:
+        """Close it, unless something is asked; True if it was closed."""
+        with self._change:
+            if not self.idle:
+                return False
+            self._closed = True
+        self.close()
+        return True
+
     def close(self) -> None:
         """End all answers after the step that runs, and give the model's memory back."""
         with self._change:
@@ -138,17 +161,21 @@ class Worker:
         self.model.close()
 
     def _run(self) -> None:
-        while self._more():
-            try:
-                with ExitStack() as stack:
-                    batch = self._batch(stack)
-                    stack.callback(batch.close)
-                    while self._more(batch):
-                        for answer in batch.step():
-                            self._end(answer)
-            except Exception as e:  # whatever it is, the next request is answered
-                self._fail(e)
-        self._fail(WorkerClosed(closed(self.model.bundle.manifest.name)))
+        try:
+            while self._more():
+                try:
+                    with ExitStack() as stack:
+                        batch = self._batch(stack)
+                        stack.callback(batch.close)
+                        while self._more(batch):
+                            for answer in batch.step():
+                                self._end(answer)
+                except BaseException as e:  # a panic of a library is no Exception; the next request is answered
+                    self._fail(e)
+        finally:
+            with self._change:
+                self._closed = True
+            self._fail(WorkerClosed(closed(self.model.bundle.manifest.name)))
 
     def _more(self, batch: Batch | None = None) -> bool:
         """Give new answers to the batch. Waits where there is nothing to do; False once the worker is closed."""
@@ -193,7 +220,7 @@ class Worker:
         if job is not None:
             job.ended(answer)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End all answers with an error."""
         with self._change:
             jobs, self._new, self._jobs = [*self._jobs.values(), *self._new], [], {}

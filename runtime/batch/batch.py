@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge.errors import EdgeError, InputError
+from edge.errors import InputError
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.batch.prefixes import Prefixes
 from edge.runtime.decode.answer import drafts_of
@@ -98,6 +98,7 @@ class Batch:
         self._waiting = deque[BatchAnswer]()
         self._reading: _Reading | None = None
         self._growing: dict[KVCache, BatchAnswer] = {}
+        self._refused: list[BatchAnswer] = []  # before they began
         self._alone: Generator[list[int], None, None] | None = None  # steps of an answer that has drafts
         self._step_s = self._token_s = 0.0  # what a step of those that grow takes, and a token that is read
 
@@ -150,6 +151,8 @@ class Batch:
         Returns those that ended; one may have ended by an error that concerns it alone."""
         ended = self._cancelled()
         self._admit()
+        ended += self._refused
+        self._refused = []
         if self._reading is not None:
             if not isinstance(self._slots, _One):
                 self.close()
@@ -180,7 +183,13 @@ class Batch:
         if self._reading is not None or not self._waiting or len(self._growing) >= self._width or not self._open:
             return
         answer = self._waiting[0]
-        cache = self._engine.new_cache(self._capacity)
+        try:
+            cache = self._engine.new_cache(self._capacity)
+        except InputError as e:  # there is no memory for it at present
+            self._waiting.popleft()
+            answer.error = e
+            self._refused.append(answer)
+            return
         cache.capacity = cache.ends = answer.capacity
         cache.prompt = len(answer.prompt)
         if not self._alike(cache):
@@ -221,9 +230,13 @@ class Batch:
         began = time.perf_counter()
         try:
             logits = prefill(
-                self._engine, cache, rest[:size], chunk=self._chunk, interrupted=answer.options.interrupted
+                self._engine,
+                cache,
+                rest[:size],
+                chunk=self._chunk,
+                interrupted=answer.options.interrupted,
+                prompt=len(answer.prompt),
             )
-            cache.prompt = len(answer.prompt)
             if size < len(rest):
                 return []
             self._token_s = (time.perf_counter() - began) / min(size, len(rest))
@@ -233,7 +246,7 @@ class Batch:
             else:
                 self._join(answer, cache)
                 answer.take(logits[0], LOGITS)
-        except EdgeError as e:  # of this text alone
+        except Exception as e:  # of this text alone
             self._reading, answer.error = None, e
         return self._ended([cache] if cache in self._slots.caches else [], [answer])
 
@@ -270,7 +283,7 @@ class Batch:
             for answer, row in zip(answers, rows, strict=True):
                 try:
                     answer.take(row, wanted)
-                except EdgeError as e:  # of this text alone
+                except Exception as e:  # of this text alone
                     answer.error = e
             self._step_s += (time.perf_counter() - began - self._step_s) / (FORGETS if self._step_s else 1)
         return self._ended(caches, answers)
@@ -287,7 +300,7 @@ class Batch:
                 answer.push(token)
                 if answer.finish is not None:
                     return
-        except EdgeError as e:
+        except Exception as e:
             answer.error = e
 
     def _asked(self) -> Want:
@@ -305,7 +318,9 @@ class Batch:
         for cache in caches:
             answer: Any = self._growing.get(cache)
             if answer is None or answer in ended:
-                if answer is not None and answer.error is None and self._prefixes is not None:
+                keeps = self._prefixes is not None and self._prefixes.exact
+                if answer is not None and answer.error is None and keeps:
+                    assert self._prefixes is not None
                     text = [*answer.prompt, *answer.tokens[:-1]]
                     self._prefixes.keep(text[: cache.length], cache)
                 self._leave(cache)

@@ -39,7 +39,8 @@ class Prefixes:
         plain = engine.routes is None and engine.long_rope is None and engine.prefill is None and engine.encoder is None
         known = plain and not engine.remote and not engine.bundle.manifest.states
         self._limit = limit if known else 0
-        self._multiple = 1 if engine.independent else chunk
+        self.exact = engine.independent  # whether rows of answers, too, are what they were in a prompt
+        self._multiple = 1 if self.exact else chunk
         self._texts = list[_Text]()  # the one that was used last is at the end
         self.bytes = 0
 
@@ -60,13 +61,14 @@ class Prefixes:
     def keep(self, tokens: Sequence[int], cache: KVCache) -> None:
         """Keep the rows of a cache, whose text is `tokens` or begins with them."""
         text = np.asarray(tokens, np.int64)
+        text = text[: len(text) - len(text) % self._multiple]
+        size = sum(part[:, :, : len(text)].nbytes for pair in cache.buffers for part in pair)
+        if size > self._limit:
+            return
         if len(text) < LEAST or any(_shared(each.tokens, text) == len(text) for each in self._texts):
             return
         for each in [each for each in self._texts if _shared(each.tokens, text) == len(each.tokens)]:
             self._drop(each)
-        size = sum(part[:, :, : len(text)].nbytes for pair in cache.buffers for part in pair)
-        if size > self._limit:
-            return
         while self.bytes + size > self._limit:
             self._drop(self._texts[0])
         self._texts.append(_Text(text, cache.first_rows(len(text)), size))

@@ -23,7 +23,7 @@ from edge.runtime.options import Check, shown
 if TYPE_CHECKING:
     from edge.runtime.text.tokenizer import Text
 
-LONGEST = 1 << 18  # characters of a schema, an expression or a grammar
+LONGEST = 1 << 16  # characters of a schema, an expression or a grammar
 EXTRA = "grammar"
 SCHEMA, REGEX, GRAMMAR = FORMS = "json_schema", "regex", "grammar"
 # JSON as Python writes it, on one line: where white space is free, a small model may go on with it for ever.
@@ -87,10 +87,11 @@ def constrained(sampler: Sampler, text: Text, form: Form | None) -> Sampler:
         make = LLMatcher.grammar_from_regex if form.kind == REGEX else LLMatcher.grammar_from_lark
         compiled = make(form.text)
     tokenizer = for_grammars(text)
-    _, told = LLMatcher.validate_grammar_with_warnings(compiled, tokenizer)
-    if told:  # also by a warning, which is about something that would not be obeyed
+    matcher = LLMatcher(tokenizer, compiled, log_level=0)
+    # A warning is about something that would not be obeyed.
+    if told := [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
         raise InputError(f"The form that the answer is to have cannot be obeyed: {_sentence(told[0])}.")
-    return Constrained(sampler, LLMatcher(tokenizer, compiled, log_level=0), tokenizer.vocab_size)
+    return Constrained(sampler, matcher, tokenizer.vocab_size)
 
 
 def for_grammars(text: Text) -> Any:
@@ -104,7 +105,7 @@ def for_grammars(text: Text) -> Any:
 
 
 def _sentence(said: str) -> str:
-    return " ".join(said.split())[:300].rstrip(".")
+    return " ".join(said.partition("<state>")[0].split())[:300].rstrip(".")
 
 
 class Constrained:

@@ -90,13 +90,19 @@ def chosen(token: int) -> int:
 
 
 def prefill(
-    engine: Engine, cache: KVCache, prompt: NDArray[np.int64], *, chunk: int, interrupted: Callable[[], bool]
+    engine: Engine,
+    cache: KVCache,
+    tokens: NDArray[np.int64],
+    *,
+    chunk: int,
+    interrupted: Callable[[], bool],
+    prompt: int | None = None,
 ) -> NDArray[np.float32] | None:
-    """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens; logits [1, V] of what follows, or
-    None where it was interrupted."""
-    cache.prompt = cache.length + prompt.shape[0]
+    """Append the prompt's `tokens` [P], P >= 1, to the cache in steps of at most `chunk` tokens; logits [1, V] of what
+    follows, or None where it was interrupted. prompt: the whole prompt's length; default: with these it is complete."""
+    cache.prompt = cache.length + tokens.shape[0] if prompt is None else prompt
     step: Callable[[KVCache, NDArray[np.int64]], NDArray[np.float32]] = engine.step
-    total = prompt.shape[0]
+    total = tokens.shape[0]
     if engine.prefill is not None and total >= PREFILL_GRAPH_FROM:
         step, chunk = engine.prefill.step, LONGER * chunk
     for start in range(0, total, chunk):
@@ -104,7 +110,7 @@ def prefill(
             return None
         if start + chunk >= total:  # what follows may become another text
             cache.mark(lasting=True)
-        logits = step(cache, prompt[start : start + chunk])
+        logits = step(cache, tokens[start : start + chunk])
     return logits
 
 

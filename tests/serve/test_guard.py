@@ -21,6 +21,7 @@ def test_other_names_and_other_pages_are_refused(pristine_tiny_bundle: Bundle) -
             assert client.get("/v1/models", headers={"Host": host}).status_code == 200
         page = {"Origin": "https://evil.example"}
         assert client.post("/v1/completions", json=BODY, headers=page).status_code == 403
+        assert client.post("/v1/completions", json=BODY, headers={"Origin": "http://["}).status_code == 403
         own = {"Origin": f"http://127.0.0.1:{port}"}
         assert client.post("/v1/completions", json=BODY, headers=own).status_code == 200
         assert "access-control-allow-origin" not in client.get("/v1/models", headers=own).headers
@@ -48,6 +49,7 @@ def test_a_key_is_demanded(pristine_tiny_bundle: Bundle) -> None:
             for path in ("/v1/models", "/metrics", "/api/tags"):
                 response = client.get(path, headers=given)
                 assert response.status_code == 401 and "secret" not in response.text
+        assert client.get("/api/tags").json() == {"error": client.get("/v1/models").json()["error"]["message"]}
         assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
         for path in ("/health", "/", "/page.js", "/page.css"):
             assert client.get(path).status_code == 200
@@ -63,3 +65,9 @@ def test_other_machines_need_a_key() -> None:
         Address(host, 8080, key="secret")
     for host in ("localhost", "127.0.0.1", "127.0.0.5", "::1"):
         Address(host, 8080)
+
+
+def test_a_key_may_have_any_letters(pristine_tiny_bundle: Bundle) -> None:
+    with running(pristine_tiny_bundle, key="schlüssel") as client:
+        given = {b"Authorization": "Bearer schlüssel".encode()}
+        assert client.get("/v1/models", headers=given).status_code == 200

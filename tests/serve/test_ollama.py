@@ -77,6 +77,8 @@ def test_the_models_are_described(client: httpx.Client) -> None:
         ({"options": {"num_ctx": 10**6}}, "num_ctx is 1000000"),
         ({"options": {"temperature": -2}}, "temperature"),
         ({"options": 3}, "must be an object"),
+        ({"options": {"num_predict": 0}}, "num_predict"),
+        ({"keep_alive": ["x"]}, "keep_alive"),
         ({"format": 3}, "JSON schema"),
         ({"think": 3}, "think must be"),
         ({"stream": 1}, "true or false"),

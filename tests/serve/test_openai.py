@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +19,20 @@ from edge.runtime.model import Model
 
 PROMPT = "The moon shines"
 TALK = [{"role": "user", "content": PROMPT}]
+CALLING = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
+DAMAGED = {
+    "empty": b"",
+    "cut": b"{",
+    "no UTF-8": b"\xff\xfe{}",
+    "a list": b"[]",
+    "a number": b"3",
+    "NaN": b'{"messages": NaN}',
+    "deep": b'{"a":' * 100_000,
+    "nested": b'{"a":' * 900 + b"1" + b"}" * 900,
+    "cut in a list": b'{"messages": [' + b"{}," * 9,
+    "half a character": b'{"\\ud800": 1}',
+    "half a character in a value": b'{"messages": "\\udc00"}',
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +181,12 @@ REFUSED = [
     ({"messages": TALK, "response_format": {"type": "poem"}}, "response_format", "poem"),
     ({"messages": TALK, "response_format": {"type": "json_schema"}}, "response_format", "no schema"),
     ({"messages": TALK, "regex": "(["}, None, "cannot be obeyed"),
+    ({"messages": TALK, "stop": ["x"] * 17}, "stop", "at most 16 texts"),
+    ({"messages": TALK, "stop": ["x" * 1001]}, "stop", "1000 characters"),
+    ({"messages": TALK * 2001}, "messages", "at most 2000 messages"),
+    ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages", "none of the assistant's"),
+    ({"messages": [CALLING]}, "messages", "none of the assistant's"),
+    ({"messages": TALK, "x" * 5000: 1}, None, "does not know"),
     ({"messages": TALK, "reasoning_effort": "huge"}, "reasoning_effort", "huge"),
     ({"messages": TALK, "reasoning_effort": "low"}, None, "no marks"),
     ({"messages": TALK, "wishes": 3}, "wishes", "does not know 'wishes'"),
@@ -203,11 +225,7 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(client: httpx.Cl
     assert str(len(model.text.encode_prompt(model.render([{"role": "user", "content": text}])))) in message
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"\xff\xfe{}", b"[]", b"3", b'{"messages": NaN}', b'{"a":' * 100_000, b'{"messages": [' + b"{}," * 9],
-    ids=["empty", "cut", "no UTF-8", "a list", "a number", "NaN", "deep", "cut in a list"],
-)
+@pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_body_is_refused(client: httpx.Client, body: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/api/chat", "/api/generate"):
         response = client.post(path, content=body)
@@ -215,8 +233,8 @@ def test_a_damaged_body_is_refused(client: httpx.Client, body: bytes) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
-    response = client.post("/v1/completions", content=b" " * (17 << 20))
-    assert response.status_code == 413 and "16 MiB" in response.json()["error"]["message"]
+    response = client.post("/v1/completions", content=b" " * (5 << 20))
+    assert response.status_code == 413 and "4 MiB" in response.json()["error"]["message"]
 
 
 def test_nothing_is_at_other_addresses(client: httpx.Client) -> None:
@@ -235,3 +253,12 @@ def test_figures_are_counted(client: httpx.Client) -> None:
     used = chat(client)["usage"]["completion_tokens"]
     assert generated() == before + used
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_damaged_bundle_is_told_of_without_its_path(pristine_tiny_bundle: Bundle, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(pristine_tiny_bundle.root, tmp_path / "damaged.edge"))
+    (root / "weights.bin").unlink()
+    with running(Bundle(root, pristine_tiny_bundle.manifest)) as client:
+        response = client.post("/v1/chat/completions", json={"messages": TALK})
+        assert response.status_code == 500 and "log says why" in response.json()["error"]["message"]
+        assert str(tmp_path) not in response.text

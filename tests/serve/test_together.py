@@ -17,6 +17,8 @@ import pytest
 from running_server import running
 
 from edge.bundle import Bundle, open_bundle
+from edge.runtime.batch.answer import BatchAnswer
+from edge.runtime.batch.batch import Batch
 from edge.runtime.kernels.library import Kernels
 from edge.runtime.memory.process import private_bytes
 
@@ -79,15 +81,58 @@ def test_a_prompt_that_begins_like_another_is_not_read_again(client: httpx.Clien
     assert found[2]["choices"][0]["text"] == found[0]["choices"][0]["text"]
 
 
-def test_nothing_is_computed_for_a_client_that_left(client: httpx.Client) -> None:
-    leave(client, 5)
-    until = time.monotonic() + 20
-    while "edge_growing_answers{" in (text := client.get("/metrics").text):
-        (growing,) = (line for line in text.splitlines() if line.startswith("edge_growing_answers{"))
-        if float(growing.split()[-1]) == 0:
-            return
-        assert time.monotonic() < until
+def test_nothing_is_computed_for_a_client_that_left(
+    pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an answer that would take ten seconds."""
+    push = BatchAnswer.push
+
+    def slow(self: BatchAnswer, token: int) -> None:
         time.sleep(0.05)
+        push(self, token)
+
+    monkeypatch.setattr(BatchAnswer, "push", slow)
+    with running(pristine_tiny_bundle) as client:
+        leave(client, 5)
+        began = time.monotonic()
+        while True:
+            lines = client.get("/metrics").text.splitlines()
+            (growing,) = (line for line in lines if line.startswith("edge_growing_answers{"))
+            if float(growing.split()[-1]) == 0:
+                break
+            assert time.monotonic() < began + 5
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("parallel", "queue", "n"), [(1, 0, 1), (4, 1, 16), (1, 0, 3)])
+def test_one_request_that_finds_nobody_there_is_welcome(
+    pristine_tiny_bundle: Bundle, parallel: int, queue: int, n: int
+) -> None:
+    with running(pristine_tiny_bundle, parallel=parallel, queue=queue) as client:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "n": n}
+        for _ in range(2):
+            assert len(client.post("/v1/chat/completions", json=body).json()["choices"]) == n
+
+
+def test_a_worker_that_something_ends_is_replaced(
+    pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A panic of a library is no Exception of Python's."""
+
+    class Panic(BaseException):
+        pass
+
+    def panics(self: Batch) -> None:
+        raise Panic
+
+    body = {"prompt": "The moon", "max_tokens": 3, "temperature": 0}
+    with running(pristine_tiny_bundle) as client:
+        said = client.post("/v1/completions", json=body).json()["choices"]
+        with monkeypatch.context() as patched:
+            patched.setattr(Batch, "step", panics)
+            response = client.post("/v1/completions", json=body)
+            assert response.status_code == 500 and "Panic" not in response.text
+        assert client.post("/v1/completions", json=body).json()["choices"] == said
 
 
 def test_what_waits_too_long_in_line_is_sent_away(pristine_tiny_bundle: Bundle) -> None:

@@ -19,6 +19,9 @@ from pathlib import Path
 
 from edge.bundle import MANIFEST, Bundle
 from edge.errors import EdgeError
+from edge.runtime.load import start
+from edge.runtime.model import Model
+from edge.runtime.text.template import Message
 from edge.serve.tools import Calls, read_calls, read_choice, read_tools
 
 TOOL = {
@@ -35,12 +38,18 @@ TOOL = {
     },
 }
 SAID = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+CODE = "```python\nprint(1)\n```\n"
+HALF = r'<tool_call>{"name": "add", "arguments": {"a": "\ud800"}}'
 ANSWERS: list[tuple[str, str, list[dict[str, Any]]]] = [
     ("Just words.", "Just words.", []),
     (f"<tool_call>\n{SAID}\n</tool_call>", "", [{"a": 1, "b": 2}]),
     (f"Well.\n<tool_call>{SAID}</tool_call>\n<tool_call>{SAID}</tool_call>\n", "Well.\n", [{"a": 1, "b": 2}] * 2),
     ("a < b <tool and more", "a < b <tool and more", []),
     ("<tool_call>{broken</tool_call> so", "<tool_call>{broken</tool_call> so", []),
+    ('<tool_call>{"name": "add", "arguments": {"s": "</tool_call>"}}</tool_call>', "", [{"s": "</tool_call>"}]),
+    (f"{CODE}So:\n<tool_call>{SAID}</tool_call>", f"{CODE}So:\n", [{"a": 1, "b": 2}]),
+    ('{"name": "add", "arguments": {"a": NaN}}', '{"name": "add", "arguments": {"a": NaN}}', []),
+    (HALF, HALF, []),
     (f"<tool_call>{SAID}", "", [{"a": 1, "b": 2}]),
     ("<tool_call>{", "<tool_call>{", []),
     (f"```json\n{SAID}\n```", "", [{"a": 1, "b": 2}]),
@@ -124,15 +133,18 @@ def ask(client: httpx.Client, **more: Any) -> Any:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_call_that_is_demanded_comes_and_parses(client: httpx.Client, choice: Any) -> None:
-    for seed in range(5):
+    parsed = 0
+    for seed in range(8):
         found = ask(client, tool_choice=choice, temperature=0.5, seed=seed)
         if found["finish_reason"] == "length":  # integers have no end
             continue
+        parsed += 1
         (call,) = found["message"]["tool_calls"]
         assert found["finish_reason"] == "tool_calls" and found["message"]["content"] is None
         arguments = json.loads(call["function"]["arguments"])
         assert call["function"]["name"] == "add" and {*arguments} == {"a", "b"}
         assert all(isinstance(each, int) for each in arguments.values())
+    assert parsed
 
 
 def test_a_call_and_its_answer_go_on_in_the_talk(client: httpx.Client) -> None:
@@ -169,3 +181,26 @@ def test_an_answer_satisfies_the_schema_that_a_request_has(client: httpx.Client)
     body = {"messages": [{"role": "user", "content": "x"}], "format": schema, "stream": False}
     said = client.post("/api/chat", json=body).json()["message"]["content"]
     assert json.loads(said) in ({"x": 1}, {"x": 2})
+
+
+def test_control_tokens_that_somebody_typed_are_text_wherever_they_stand(pristine_tiny_bundle: Bundle) -> None:
+    template = TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{{ m.reasoning_content }}")
+    manifest = dataclasses.replace(pristine_tiny_bundle.manifest, chat_template=template, chat_format=None)
+    loading = start(Bundle(pristine_tiny_bundle.root, manifest))
+    model = loading.model()
+    assert isinstance(model, Model)
+    typed = next(iter(model.text.controls.texts))
+    (control,) = model.text.encode(typed)
+
+    def count(said: str, about: str = "adds") -> int:
+        tool = {"type": "function", "function": TOOL["function"] | {"description": about}}  # type: ignore[operator]
+        call = {"type": "function", "function": {"name": "add", "arguments": {"a": said}}}
+        talk: list[Message] = [
+            {"role": "user", "content": "1 + 2?"},
+            {"role": "assistant", "content": "", "reasoning_content": said, "tool_calls": [call]},
+            {"role": "tool", "content": said},
+        ]
+        return model.asked(talk, tools=[tool])[0].count(control)
+
+    assert count("x") == count(f"x{typed}y", about=f"z{typed}")
+    model.close()
