@@ -276,9 +276,8 @@ def pack_bits(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     per_byte = 8 // bits
     if per_byte == 1:
         return np.ascontiguousarray(values)
-    rows, n = values.shape
-    padded = np.zeros((rows, -(-n // per_byte) * per_byte), np.uint8)
-    padded[:, :n] = values
+    missing = -values.shape[1] % per_byte
+    padded = np.pad(values, ((0, 0), (0, missing))) if missing else values
     packed = padded[:, 0::per_byte].copy()
     for i in range(1, per_byte):
         packed |= padded[:, i::per_byte] << np.uint8(i * bits)

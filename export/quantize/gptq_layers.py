@@ -147,10 +147,10 @@ def _formats(
     """
     names = matrices(checkpoint)
     sketch = calibrated(checkpoint, options, SKETCHING)
-    weights = {name: sketch.weights[name] for name in names}
+    weights = sketch.weights.in_order(names)
     finals = torch.from_numpy(sketch.read) * decoder.head_scale
     units = measure(decoder, weights, teacher(finals), forms, checkpoint.read, options.report)
-    count = sum(weight.q.size for weight in weights.values())
+    count = sum(math.prod(checkpoint.shape(name)) for name in names)
     usual = sum(unit.costs[forms[0]] for unit in units) / count
     bits = max(budget.by_default or 0, usual) if budget.bits is None else budget.bits
     chosen = choose(units, bits * count, budget.enough)

@@ -1,13 +1,14 @@
 """4 bits by GPTQ in one run of the reference in numpy: each matrix is calibrated on what it reads in the float model,
 and solved as soon as that is known.
 
-Nothing but a matrix and those that read the same is in memory. On SmolLM2 the result is as good as that of calibrating
-layers on the outputs of those already quantized, which runs each layer three times (docs/lab/quantization.md).
+Nothing but a matrix and those that read the same is in memory; what is solved is in a file. On SmolLM2 the result is as
+good as that of calibrating layers on the outputs of those already quantized, which runs each layer three times
+(docs/lab/quantization.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from edge.export.facts.tensors import EMBEDDING, HEAD, Format, QTensor, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
+from edge.export.quantize.conditioned import Inputs, Moment, Uncorrelated, inputs_of
 from edge.export.quantize.gptq_efforts import ATTENTION_STRIDE, EFFORTS, LOOKUP, format_of
 from edge.export.quantize.method import Options
-from edge.export.quantize.solve import solve
+from edge.export.quantize.solve import Solver
+from edge.export.quantize.solved_file import SolvedFile
 from edge.export.reference.in_numpy import Observer, Reference
 
 if TYPE_CHECKING:
@@ -29,10 +32,9 @@ HEAD_ROWS = 8192  # of the vocabulary, read and solved at a time: bounds memory
 GATHERED = 1024  # rows of averaged inputs whose moments are taken together
 
 
-def calibrate(checkpoint: Checkpoint, options: Options) -> dict[str, QTensor]:
+def calibrate(checkpoint: Checkpoint, options: Options) -> Mapping[str, QTensor]:
     """Every matrix of the checkpoint by its name, in one format."""
-    weights = calibrated(checkpoint, options).weights
-    return {name: weights[name] for name in matrices(checkpoint)}
+    return calibrated(checkpoint, options).weights.in_order(matrices(checkpoint))
 
 
 def calibrated(checkpoint: Checkpoint, options: Options, doing: str | None = None) -> Calibrating:
@@ -60,7 +62,7 @@ class Calibrating(Observer):
 
     def __init__(self, checkpoint: Checkpoint, form: Format, windows: NDArray[np.int64]) -> None:
         self.texts = list(windows)
-        self.weights: dict[str, QTensor] = {}
+        self.weights = SolvedFile()
         self._checkpoint, self._form = checkpoint, form
         self._inputs: Floats | None = None  # what the last matrices read
         self._readers: list[tuple[str, Floats]] = []  # these matrices, and
@@ -89,13 +91,14 @@ class Calibrating(Observer):
         self._solve_readers()
         self._inputs = None
         self.read = x[self._own].reshape(len(self.texts), -1, x.shape[1])
-        moment = _moment(x[self._own])
-        plain = np.eye(len(moment), dtype=np.float32) * moment.diagonal().mean()
+        moment = Moment(_moment(x[self._own]))
+        mean = moment.variances.mean()
         if HEAD in self._checkpoint.names():
-            self._solve_rows(EMBEDDING, plain)
+            self._solve_rows(EMBEDDING, Uncorrelated(np.full(x.shape[1], mean)))
             self._solve_rows(HEAD, moment)
         else:  # errors of a lookup count in addition to those of a logit
-            self._solve_rows(EMBEDDING, moment + np.float32(LOOKUP) * plain)
+            moment.values[np.diag_indices(x.shape[1])] += np.float32(LOOKUP) * mean
+            self._solve_rows(EMBEDDING, moment)
 
     def _gather(self) -> None:
         made = _moment(np.concatenate(self._averaged))
@@ -105,30 +108,29 @@ class Calibrating(Observer):
     def _solve_readers(self) -> None:
         """Solve the matrices that read the last inputs."""
         if self._readers and self._inputs is not None:
-            self._solve(self._readers, _moment(self._inputs[self._own]))
+            self._solve(self._readers, inputs_of(self._inputs[self._own]))
         if self._averaged:
             self._gather()
         if self._values and self._value_moment is not None:
-            self._solve(self._values, self._value_moment)
+            self._solve(self._values, Moment(self._value_moment))
         self._readers, self._values, self._value_moment = [], [], None
 
-    def _solve(self, readers: Sequence[tuple[str, Floats]], moment: Floats) -> None:
-        stacked = readers[0][1] if len(readers) == 1 else np.concatenate([weight for _, weight in readers])
-        whole, start = solve(stacked, moment, self._form, rounds=0), 0
+    def _solve(self, readers: Sequence[tuple[str, Floats]], inputs: Inputs) -> None:
+        solver = Solver(inputs, self._form)
         for name, weight in readers:
-            self.weights[name] = whole.cut(start, start + len(weight))
-            start += len(weight)
+            self.weights.add(name, solver.solve(weight))
 
-    def _solve_rows(self, name: str, moment: Floats) -> None:
+    def _solve_rows(self, name: str, inputs: Inputs) -> None:
         """Solve a matrix of the vocabulary, one part of its rows after another."""
-        count = self._checkpoint.shape(name)[0]
+        solver, count = Solver(inputs, self._form), self._checkpoint.shape(name)[0]
         parts = [
-            solve(self._checkpoint.read(name, slice(i, min(i + HEAD_ROWS, count))), moment, self._form, rounds=0)
+            solver.solve(self._checkpoint.read(name, slice(i, min(i + HEAD_ROWS, count))))
             for i in range(0, count, HEAD_ROWS)
         ]
         whole = stack_rows(parts)
+        del parts
         assert isinstance(whole, QTensor)
-        self.weights[name] = whole
+        self.weights.add(name, whole)
 
 
 def _moment(x: Floats) -> Floats:

@@ -19,54 +19,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.facts.tensors import Format, QTensor
+from edge.export.quantize.conditioned import LAZY, Conditions, Factored, Inputs, Moment, damped
 from edge.runtime.providers.cores import usable_cores
 
 Floats = NDArray[np.float32]
 Search = Callable[[Floats, Floats, Format], tuple[Floats, Floats]]
 
 METHOD = "gptq"
-DAMPING = 0.01  # of the mean variance, added to each
 ROUNDS = 2  # of descent and refitting; a third gains 1% of the error
 COARSE = np.linspace(1.04, 0.6, 7, dtype=np.float32)  # shares of a block's full range that are tried as its scale
 FINE = np.linspace(-2 / 3, 2 / 3, 5, dtype=np.float32)  # then these parts of their distance, around the best of them
-_LAZY = 64  # columns whose effect on the others is applied together, as one matrix product
-_FACTORED = 128  # columns that are factored at a time
 _SEARCHED = 2**18  # weights whose scales are searched at a time; with fewer, threads wait for each other's calls
 ROWS = 1536  # that are solved at a time, about: with fewer the calls cost more than what they do
 
 
-def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS, find: Search | None = None) -> QTensor:
-    """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]. Scales are float16 values.
+class Solver:
+    """Solves matrices that read the same inputs, in one format.
 
-    rounds: of descent and refitting. find: instead of `search`, for scales that are not any number; they are not
-    refitted, then.
+    What is found of the inputs serves all parts of a matrix. rounds: of descent and refitting, for which the inputs
+    are a moment. find: instead of `search`, for scales that are not any number; they are not refitted, then.
     """
-    bits, block_size, symmetric = form
-    n, k = w.shape
-    diagonal = h.diagonal()
-    seen = diagonal > 0
-    mean = diagonal[seen].mean() if seen.any() else np.float32(1)
-    variances = np.where(seen, diagonal, mean)  # inputs that calibration never saw: plain rounding
-    order = np.argsort(-variances, kind="stable")
-    back = np.argsort(order)
-    h = h[order][:, order]
-    h[np.diag_indices(k)] = variances[order] + np.float32(DAMPING) * mean
-    shares, variances = _conditioned(h)
 
-    scales, zeros = (find or search)(w, variances[back], form)
-    q, block_of = np.empty((n, k), np.uint8), order // block_size
-    for rows in _parts(n, ROWS):
-        problem = _Rows(np.ascontiguousarray(w[rows].T[order]), zeros[rows].T, 2**bits - 1, block_of)
-        scale = np.ascontiguousarray(scales[rows].T)
-        steps = _gptq(problem, shares, scale)
-        for _ in range(rounds):
-            _descend(steps, problem, h, scale)
-            if find is None:
-                _refit(steps, problem, h, scale)
-        scales[rows] = scale.T
-        steps += problem.zeros[block_of]
-        q[rows] = steps[back].T
-    return QTensor(bits, block_size, q, scales, None if symmetric else zeros.astype(np.uint8), METHOD)
+    def __init__(self, inputs: Inputs, form: Format, rounds: int = 0, find: Search | None = None) -> None:
+        self._form, self._rounds, self._find = form, rounds, find
+        order, added = damped(inputs)
+        self._order, self._back = order, np.argsort(order)
+        self._h: Floats | None = None
+        if rounds:
+            assert isinstance(inputs, Moment)
+            self._h = inputs.ordered(order, added)
+            self._conditions: Conditions = Factored(self._h)
+        else:
+            self._conditions = inputs.conditions(order, added)
+
+    def solve(self, w: Floats) -> QTensor:
+        """Quantize `w` [N, K]. Scales are float16 values."""
+        bits, block_size, symmetric = self._form
+        order, back, h = self._order, self._back, self._h
+        scales, zeros = (self._find or search)(w, self._conditions.variances[back], self._form)
+        q, block_of = np.empty(w.shape, np.uint8), order // block_size
+        for rows in _parts(len(w), ROWS):
+            problem = _Rows(np.ascontiguousarray(w[rows].T[order]), zeros[rows].T, 2**bits - 1, block_of)
+            scale = np.ascontiguousarray(scales[rows].T)
+            steps = _gptq(problem, self._conditions, scale)
+            for _ in range(self._rounds):
+                assert h is not None
+                _descend(steps, problem, h, scale)
+                if self._find is None:
+                    _refit(steps, problem, h, scale)
+            scales[rows] = scale.T
+            steps += problem.zeros[block_of]
+            q[rows] = steps[back].T
+        return QTensor(bits, block_size, q, scales, None if symmetric else zeros.astype(np.uint8), METHOD)
+
+
+def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS, find: Search | None = None) -> QTensor:
+    """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K], as `Solver` says."""
+    return Solver(Moment(h), form, rounds, find).solve(w)
 
 
 def _parts(rows: int, about: int) -> list[slice]:
@@ -74,29 +83,6 @@ def _parts(rows: int, about: int) -> list[slice]:
     count = max(1, round(rows / about))
     cuts = [rows * i // count for i in range(count + 1)]
     return list(map(slice, cuts, cuts[1:]))
-
-
-def _conditioned(h: Floats) -> tuple[Floats, Floats]:
-    """Of columns that are rounded in their order: how much of the error of each one before, k, column j takes over
-    [j, k], and the variance [K] of each input, given those that are rounded after it.
-
-    With the order turned round, h = L L^T: these are L[k, j] / L[j, j] and L[j, j]^2. What stands at the other [j, k]
-    means nothing.
-    """
-    lower = h[::-1, ::-1].copy()
-    _cholesky(lower)
-    diagonal = lower.diagonal()[::-1]
-    return np.ascontiguousarray((lower[::-1, ::-1] / diagonal).T), np.square(diagonal)
-
-
-def _cholesky(a: Floats) -> None:
-    """The lower factor of a symmetric matrix, in its lower triangle, in place: numpy's own over parts of the diagonal,
-    and products for the rest, in half the time of numpy's for 500 to 4,000 columns."""
-    for start in range(0, len(a), _FACTORED):
-        own, below = slice(start, start + _FACTORED), slice(start + _FACTORED, None)
-        a[start:, own] -= a[start:, :start] @ a[own, :start].T
-        factor = a[own, own] = np.linalg.cholesky(a[own, own])
-        a[below, own] = a[below, own] @ np.linalg.inv(factor).T
 
 
 def spread(per_block: Floats, block_size: int, columns: int) -> Floats:
@@ -188,24 +174,25 @@ class _Rows:
         np.minimum(out, self.high[block], out=out)
 
 
-def _gptq(rows: _Rows, shares: Floats, scale: Floats) -> Floats:
+def _gptq(rows: _Rows, conditions: Conditions, scale: Floats) -> Floats:
     """Steps [K, N]: column after column is rounded, after it took over its share of the errors of those before."""
     target, block_of = rows.target, rows.block_of
     k, n = target.shape
-    steps, errors, inverse = np.empty_like(target), np.empty_like(target), 1 / scale
-    change = np.empty(n, np.float32)
-    for start in range(0, k, _LAZY):
-        stop = min(start + _LAZY, k)
-        wanted = target[start:stop] + shares[start:stop, :start] @ errors[:start]
-        for j in range(start, stop):
-            value, block = wanted[j - start], block_of[j]
-            if j > start:
-                np.dot(shares[j, start:j], errors[start:j], out=change)
+    walk, steps, inverse = conditions.walk(n), np.empty_like(target), 1 / scale
+    errors, change = np.empty((LAZY, n), np.float32), np.empty(n, np.float32)
+    for start in range(0, k, LAZY):
+        columns = slice(start, min(start + LAZY, k))
+        shares, wanted = conditions.shares(columns), target[columns] + walk.carried(columns)
+        for i, value in enumerate(wanted):
+            j, block = start + i, block_of[start + i]
+            if i:
+                np.dot(shares[i, :i], errors[:i], out=change)
                 value += change
             value *= inverse[block]
             rows.rounded(j, value, steps[j])
             np.multiply(steps[j], scale[block], out=value)
-            np.subtract(target[j], value, out=errors[j])
+            np.subtract(target[j], value, out=errors[i])
+        walk.add(columns, errors[: len(wanted)])
     return steps
 
 
@@ -215,9 +202,9 @@ def _descend(steps: Floats, rows: _Rows, h: Floats, scale: Floats) -> None:
     block_of = rows.block_of
     k, n = steps.shape
     gradient, inverse, diagonal = h @ (steps * scale[block_of] - rows.target), 1 / scale, h.diagonal()
-    changes, change = np.empty((_LAZY, n), np.float32), np.empty(n, np.float32)
-    for start in range(0, k, _LAZY):
-        stop = min(start + _LAZY, k)
+    changes, change = np.empty((LAZY, n), np.float32), np.empty(n, np.float32)
+    for start in range(0, k, LAZY):
+        stop = min(start + LAZY, k)
         for j in range(start, stop):
             value, moved, block = gradient[j], changes[j - start], block_of[j]
             if j > start:

@@ -45,6 +45,7 @@ READING = 2  # copies of a tensor that is read: a GGUF's blocks become floats in
 FACTOR = 36  # bytes of the second moment of a matrix's inputs: itself, in order, and its factor in float64
 MOMENT = 20  # bytes of what is left of that while rows are solved
 SOLVING = 48  # bytes of each weight of these rows
+PROJECTED = 12  # bytes of each input of a text that has no moment, and of what goes from block to block
 ATTENTION = 5  # copies of the scores [heads, S, S], where attention hands them out
 STATES = 6  # of each of a layer's activations
 CHECKED = 10  # rows of logits that are compared, and what that makes of them
@@ -166,14 +167,14 @@ class _Decoder:
         """Bytes of the scores of a layer's attention."""
         return self.heads * tokens**2 * ATTENTION * FLOAT
 
-    def solving(self, most: int, side_by_side: int = 1) -> int:
+    def solving(self, most: int, side_by_side: int = 1, tokens: float = math.inf) -> int:
         """Maximum bytes to solve a matrix of a layer with those packed with it, up to `most` rows at a time, and
-        `side_by_side` of them at a time."""
+        `side_by_side` of them at a time. tokens: of the text, where it is there as a whole."""
         found = [0]
         for names in self._layers:
             together = {tuple(packed_with(name, names)) for name in names}
             shapes = [(sum(self.shapes[name][0] for name in each), self.shapes[each[0]][1]) for each in together]
-            takes = sorted(_solving(min(most, rows), columns) for rows, columns in shapes)
+            takes = sorted(_solving(min(most, rows), columns, tokens) for rows, columns in shapes)
             found.append(sum(takes[-side_by_side:]))
         return max(found)
 
@@ -182,7 +183,11 @@ class _Decoder:
         return tokens * self.hidden * FLOAT
 
 
-def _solving(rows: int, columns: int) -> int:
+def _solving(rows: int, columns: int, tokens: float = math.inf) -> int:
+    from edge.export.quantize.conditioned import FEW
+
+    if tokens < FEW * columns:  # their moment is not made
+        return int(tokens) * (columns + int(tokens)) * PROJECTED + rows * columns * SOLVING
     return max(columns**2 * FACTOR, columns**2 * MOMENT + rows * columns * SOLVING)
 
 
@@ -217,9 +222,12 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     from edge.export.quantize.solve import ROWS
 
     effort = EFFORTS[options.effort]
-    sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)
-    in_numpy = 2 * sizes.row * (EFFORTS["quick"].windows * WINDOW + QUICK_WINDOW) * FLOAT
-    one_run = sketch + in_numpy + STACKED * READING * sizes.matrix * FLOAT + sizes.solving(ROWS)
+    tokens = EFFORTS["quick"].windows * WINDOW
+    sketch = sizes.total // BLOCK * (FLOAT + 1)  # its integers are in a file
+    in_numpy = 2 * sizes.row * (tokens + QUICK_WINDOW) * FLOAT
+    of_layer = STACKED * READING * sizes.matrix * FLOAT + sizes.solving(ROWS, tokens=tokens)
+    of_head = _solving(ROWS, sizes.hidden, tokens) + (STACKED + 1) * sizes.embedding
+    one_run = sketch + in_numpy + max(of_layer, of_head)
     if in_one_run(options):
         yield Stage("calibrating in one run", one_run)
         return
@@ -245,8 +253,8 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     if budget_of(options, effort) is not None:
         asked = (options.bits, options.perplexity) != (None, None)
         block_size = options.block_size or min(form.block_size for form in OTHERS)
-        of_layer = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
-        measured = vocabulary + max(2 * sizes.embedding * FLOAT, of_layer)  # the float head as it is read, then layers
+        backward = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
+        measured = vocabulary + max(2 * sizes.embedding * FLOAT, backward)  # the float head as it is read, then layers
         trying = hidden + vocabulary + one_run
         yield Stage(FORMATS, max(trying, hidden + sketch + teacher + measured), optional=not asked)
     if effort.passes:
