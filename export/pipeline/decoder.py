@@ -77,7 +77,7 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
     )
     packing = Packing(writer, common) if plan.keeps_blocks else None
     with packing or nullcontext():
-        kv8 = None if survey is None else write_kv8(writer, survey.largest)
+        kv8 = None if survey is None else write_kv8(writer, survey.largest, sum(map(len, survey.method.texts)))
         say_what_changed(checkpoint, recording, say)
         del quantized, recording, eights, survey, given
         writer.write_file(TOKENIZER, compact(tokenizer))

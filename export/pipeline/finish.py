@@ -138,7 +138,7 @@ def finish_decoder(
 
         options.report(0, 0, "measuring keys and values")
         windows = [staged.windows[0][:GGUF_MEASURED]] if quick else staged.windows[:MEASURED]
-        kv8 = write_kv8(writer, largest_of(engine, windows))
+        kv8 = write_kv8(writer, largest_of(engine, windows), sum(map(len, windows)))
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)

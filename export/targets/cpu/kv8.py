@@ -28,7 +28,10 @@ from edge.runtime.engine.engine import Engine
 PATH = "graphs/kv8.onnx"
 OPSET, IR_VERSION = 24, 11  # that TensorScatter came with
 INT8 = ir.DataType.INT8
-MARGIN = 1.2  # of the largest values that the calibration text had: others may have larger ones
+# Of the largest values that the calibration text had: others have larger ones, all the more where it was short. Of 64
+# tokens, 1.2 cuts values off in most channels: docs/lab/kv-cache.md.
+MARGIN, MARGIN_OF_FEW = 1.2, 1.8
+FEW = 256  # tokens, up to which a text is short
 QUIET = 0.01  # of a layer's largest value, that no channel's is taken for less
 PAST, COSINES, SCALES = 3, 7, 12  # inputs of GroupQueryAttention: key and value; the rotary table; their scales
 
@@ -37,13 +40,15 @@ PAST, COSINES, SCALES = 3, 7, 12  # inputs of GroupQueryAttention: key and value
 Largest = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def write_kv8(writer: BundleWriter, largest: Sequence[Largest]) -> Graph:
-    """Write the graph next to the decoder's, which was written before. largest: of each layer, on a text."""
+def write_kv8(writer: BundleWriter, largest: Sequence[Largest], tokens: int) -> Graph:
+    """Write the graph next to the decoder's, which was written before. largest: of each layer, on a text of so many
+    tokens."""
+    margin = MARGIN if tokens > FEW else MARGIN_OF_FEW
     graph = ir.load(writer.staging / DECODER).graph
     for_one_sequence(graph)  # it counts tokens, and writes them after one number of rows
     shared = _Shared(graph)
     for layer, (node, found) in enumerate(zip(_attentions(graph), largest, strict=True)):
-        _replace(graph, node, layer, found, shared)
+        _replace(graph, node, layer, found, shared, margin)
     graph.opset_imports[""] = OPSET
     return write_graph(writer, KV8, PATH, graph, ir_version=IR_VERSION)
 
@@ -114,11 +119,11 @@ class _Shared:
         return add_constant(self._graph, f"kv8.{name}", values, dtype)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, shared: _Shared) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, shared: _Shared, margin: float) -> None:
     """Put both branches of one layer where its attention was."""
     scales = []
     for part, values in zip(("key", "value"), largest, strict=True):
-        scale = np.maximum(values, max(QUIET * float(values.max()), 1e-6)) * (MARGIN / 127)
+        scale = np.maximum(values, max(QUIET * float(values.max()), 1e-6)) * (margin / 127)
         scales.append(shared.constant(f"{layer}.{part}", scale.reshape(-1), np.float32))
         for value in (*graph.inputs, *graph.outputs):
             if value.name in (f"past.{layer}.{part}", f"present.{layer}.{part}"):

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from graph_harness import tiny_model
 from profile_example import example_profile
 from transformers import AutoConfig
 
 import edge
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle, BundleWriter, open_bundle
 from edge.cli import main
 from edge.errors import InputError
+from edge.export.graph.step import DECODER
 from edge.export.pipeline import finish
+from edge.export.targets.cpu.kv8 import write_kv8
 from edge.manifest import FLOAT32, INT8, KV8, KV8_STEP, KVLayer, KVLayout
 from edge.runtime.budget import make_plan
 from edge.runtime.costs import machine
@@ -340,3 +343,16 @@ def test_an_engine_over_bytes_knows_their_costs(tiny_bundle: Bundle) -> None:
     floats, ints = (open_engine(tiny_bundle, kv=kv).costs for kv in (FLOAT32, INT8))
     assert floats is not None and ints is not None
     assert floats.ms(8, 100) == 13.0 and ints.ms(8, 100) == 35.0
+
+
+def test_scales_of_a_short_text_have_room_for_larger_values(exported: Bundle, tmp_path: Path) -> None:
+    layers = [(np.ones((each.heads, each.head_dim), np.float32),) * 2 for each in exported.manifest.kv.layers]
+    found = {}
+    for tokens in (64, 2048):
+        with BundleWriter(tmp_path / f"{tokens}.edge") as writer:
+            writer.write_file(DECODER, exported.path(DECODER).read_bytes())
+            path = writer.staging / write_kv8(writer, layers, tokens).path
+            values = ir.load(path).graph.initializers["kv8.0.key"].const_value
+            assert values is not None
+            found[tokens] = values.numpy() * 127
+    assert np.allclose(found[64], 1.8) and np.allclose(found[2048], 1.2)
