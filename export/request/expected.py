@@ -125,7 +125,7 @@ def _decoder(asked: Asked) -> Iterator[Row]:
     in_one_run = calibrated and gptq_efforts.in_one_run(options)
     yield Row("opening the checkpoint", 2 if quick and (in_one_run or not calibrated) else 6)
     if in_one_run:
-        yield Row("quantizing to 4 bits", products=8, columns=16)
+        yield Row("quantizing to 4 bits", products=24)
     elif quick:
         yield Row("running the reference", products=6)
     elif asked.compare:
@@ -155,7 +155,7 @@ def _layers(options: Options) -> Iterator[Row]:
     if effort.own_text:
         yield Row("writing text to calibrate on", products=25 * own)
     if gptq_efforts.budget_of(options, effort) is not None:
-        yield Row("trying 4 bits", products=15, columns=20)
+        yield Row("trying 4 bits", products=33)
         yield Row("measuring what bits bring", products=29)
     yield Row("quantizing to 4 bits", products=65 * text, columns=46)
     if effort.passes:
