@@ -13,7 +13,7 @@ time, and H, which would be the largest array of an export, is never there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,28 +162,42 @@ class Projected:
             self._shares[block.start] = np.ascontiguousarray((lower / diagonal)[::-1, ::-1].T)
 
     def shares(self, columns: slice) -> Floats:
-        start = columns.start // _TOGETHER * _TOGETHER
-        inside = slice(columns.start - start, columns.stop - start)
-        return self._shares[start][inside, inside]
+        block, inside = _within(columns)
+        return self._shares[block.start][inside, inside]
 
     def walk(self, rows: int) -> _ProjectedWalk:
-        return _ProjectedWalk(self._inputs, self._taken, np.zeros((self._inputs.shape[1], rows), np.float32))
+        return _ProjectedWalk(self._inputs, self._taken, self._shares, rows)
 
 
-@dataclass(frozen=True)
 class _ProjectedWalk:
-    """sum: of the errors' effects on the rows of inputs [T, N]."""
+    """Of blocks that are done there is what their errors do to the rows of inputs [T, N], to which a block's are added
+    when it is done: that array is large."""
 
-    inputs: Floats
-    taken: Floats
-    sum: Floats
+    def __init__(self, inputs: Floats, taken: Floats, shares: Mapping[int, Floats], rows: int) -> None:
+        self._inputs, self._taken, self._shares = inputs, taken, shares
+        self._sum = np.zeros((inputs.shape[1], rows), np.float32)
+        self._errors = np.empty((min(_TOGETHER, len(inputs)), rows), np.float32)  # of the block that is not done
+        self._carried = np.zeros_like(self._errors)  # to that block, from those before it
 
     def carried(self, columns: slice) -> Floats:
-        found: Floats = self.taken[columns] @ self.sum
+        block, inside = _within(columns)
+        if not inside.start and block.start:
+            self._carried = self._taken[block] @ self._sum
+        shares = self._shares[block.start][inside, : inside.start]
+        found: Floats = self._carried[inside] + shares @ self._errors[: inside.start]
         return found
 
     def add(self, columns: slice, errors: Floats) -> None:
-        np.add(self.sum, self.inputs[columns].T @ errors, out=self.sum)
+        block, inside = _within(columns)
+        self._errors[inside] = errors
+        if columns.stop == block.stop:  # the last block has none after it
+            np.add(self._sum, self._inputs[block].T @ self._errors, out=self._sum)
+
+
+def _within(columns: slice) -> tuple[slice, slice]:
+    """The block of `_TOGETHER` columns that these neighbouring ones are in, and their places in it."""
+    start = columns.start // _TOGETHER * _TOGETHER
+    return slice(start, start + _TOGETHER), slice(columns.start - start, columns.stop - start)
 
 
 class Uncorrelated:
