@@ -57,10 +57,10 @@ class Shapes:
         return "BF16"
 
 
-def smollm2() -> Any:
-    """The shapes of SmolLM2-1.7B."""
+def smollm2(layers: int = 24) -> Any:
+    """The shapes of SmolLM2-1.7B, or of such a model with more layers."""
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 32}
-    return Shapes(**sizes, num_hidden_layers=24, vocab_size=49152)
+    return Shapes(**sizes, num_hidden_layers=layers, vocab_size=49152)
 
 
 def kept_under(limit: float, request: Request) -> tuple[frozenset[str], list[str]]:
@@ -104,8 +104,11 @@ def test_what_was_asked_for_is_refused_and_not_left_out() -> None:
     asked = Request("int4", dataclasses.replace(NORMAL, bits=5.2), 2048, drafts=1000, required=True)
     found = {stage.name: stage for stage in stages_of(smollm2(), asked)}
     assert not found[DRAFTS].optional and not found[FORMATS].optional
+    deep, asked = smollm2(layers=40), Request("int4", dataclasses.replace(NORMAL, bits=5.2), 2048)
+    needed = {stage.name: stage.takes for stage in stages_of(deep, asked) if stage.name != OWN_TEXT}
+    assert max(needed, key=lambda name: needed[name]) == FORMATS
     with pytest.raises(InputError, match=f"because {FORMATS} takes more"):
-        kept_under(5, asked)
+        leave_out(deep, asked, needed[FORMATS], pytest.fail)
 
 
 def test_only_what_runs_is_counted() -> None:
