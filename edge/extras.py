@@ -14,7 +14,7 @@ EXTRAS = {
     "export": ("safetensors", "sentencepiece", "torch", "transformers"),
     "tune": ("peft",),
     "grammar": ("llguidance",),
-    "serve": ("prometheus_client", "python_multipart", "starlette", "uvicorn"),
+    "serve": ("anyio", "prometheus_client", "python_multipart", "starlette", "uvicorn"),
     "npu-qualcomm": ("onnxruntime_qnn",),
     "npu-intel": ("onnxruntime_ep_openvino",),
     "webgpu": ("onnxruntime_ep_webgpu",),

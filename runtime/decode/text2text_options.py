@@ -28,6 +28,7 @@ from edge.runtime.decode.generate_options import (
     GenerateOptions,
     never,
 )
+from edge.runtime.decode.grammar import FORMS
 from edge.runtime.decode.sampling import SamplingOptions
 from edge.runtime.options import flag, integer, option, text, texts, unless_none
 
@@ -191,4 +192,6 @@ def options_of(options: Text2TextOptions | GenerateOptions | None) -> Text2TextO
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     if given.pop("think") or given.pop("think_tokens") is not None:
         raise InputError("A model from text to text does not think first; leave that option out.")
+    if [given.pop(form) for form in FORMS] != [None] * len(FORMS):
+        raise InputError("A model from text to text gives no answer in a form; leave the form out.")
     return Text2TextOptions(**given)
