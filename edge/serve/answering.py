@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.answer import Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
-from edge.serve.refusal import BROKEN, Refusal, WorkerClosed
+from edge.serve.refusal import BROKEN, TOO_SLOW, Refusal, WorkerClosed
 from edge.serve.tools import Call, Format, Tool
 from edge.serve.worker import Job, Worker
 
@@ -238,6 +238,14 @@ class Answers:
             task.cancel()
             self.cancel()
         return found
+
+
+async def in_time(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Wait for a request to be here; Refusal where it takes longer than so many seconds."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise Refusal(TOO_SLOW, f"The request was not here after {seconds:g} s.") from None
 
 
 async def while_there(request: Request, work: Callable[[Callable[[], bool]], T]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -19,9 +18,9 @@ from edge.runtime.options import SPEECH, shown
 from edge.runtime.speech.formats import FORMATS
 from edge.runtime.speech.transcribe import TRANSLATE, Transcript
 from edge.runtime.speech.transcribe_options import TranscribeOptions
-from edge.serve.answering import while_there
+from edge.serve.answering import in_time, while_there
 from edge.serve.fields import Fields
-from edge.serve.refusal import BAD, TOO_SLOW, Refusal
+from edge.serve.refusal import BAD, Refusal
 
 if TYPE_CHECKING:
     from edge.runtime.speech.transcribe import Transcriber
@@ -47,13 +46,8 @@ async def translations(server: Server, request: Request) -> Response:
 
 async def _transcribed(server: Server, request: Request, *, translates: bool) -> Response:
     """The transcript of the sound in a form."""
-    async with asyncio.timeout(SOUND_S) as limit:
-        try:
-            form = await _form(server, request)
-        except TimeoutError:
-            if limit.expired():
-                raise Refusal(TOO_SLOW, f"The sound was not here after {SOUND_S:.0f} s.") from None
-            raise
+    form = await in_time(_form(server, request), SOUND_S)
+    task = TRANSLATE if translates else "transcribe"
     try:
         given: dict[str, Any] = {name: value for name, value in form.multi_items() if not name.endswith("[]")}
         kinds = [value for name, value in form.multi_items() if name == "timestamp_granularities[]"]
@@ -73,7 +67,7 @@ async def _transcribed(server: Server, request: Request, *, translates: bool) ->
         language = None if translates else fields.text("language")
         options = TranscribeOptions(
             language=language,
-            task=TRANSLATE if translates else "transcribe",
+            task=task,
             temperatures=_temperatures(fields.text("temperature")),
         )
         fields.only("prompt", [""], "A prompt is not served with sound; leave it out.")
@@ -86,7 +80,7 @@ async def _transcribed(server: Server, request: Request, *, translates: bool) ->
             heard = await while_there(request, partial(_hear, server, name, Path(file.name), options))
     finally:
         await form.close()
-    return _written(heard, shape, TRANSLATE if translates else "transcribe")
+    return _written(heard, shape, task)
 
 
 async def _form(server: Server, request: Request) -> FormData:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edge.errors import InputError
 from edge.runtime.load import start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import DECODER, SPEECH, TEXT
@@ -98,6 +97,8 @@ class Models:
 
     def opened(self, name: str) -> Worker | Single:
         """A model in memory, which is loaded first where it is not there."""
+        if self._closed:
+            raise WorkerClosed("The server is closing.")
         found = self._workers.get(name)
         if found is not None and self._next in (None, name) and not found.dead:
             return found
@@ -112,7 +113,7 @@ class Models:
                 finally:
                     self._next = None
             if self._closed:
-                raise InputError("The server is closing.")
+                raise WorkerClosed("The server is closing.")
             self._workers[name] = made = self._load(name)
             return made
 

@@ -22,11 +22,12 @@ from starlette.routing import Route
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
 from edge.serve import audio, ollama, openai
+from edge.serve.answering import in_time
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
 from edge.serve.metrics import Metrics
 from edge.serve.models import Models
-from edge.serve.refusal import AWAY, BAD, BROKEN, TOO_LARGE, TOO_SLOW, WAIT_S, Refusal, WorkerClosed, told_of
+from edge.serve.refusal import AWAY, BAD, BROKEN, TOO_LARGE, WAIT_S, Refusal, WorkerClosed, told_of
 
 _log = logging.getLogger(__name__)
 
@@ -122,10 +123,7 @@ class Server:
             async for piece in self.limited(request, MOST_BODY):
                 read.extend(piece)
 
-        try:
-            await asyncio.wait_for(receive(), BODY_S)
-        except TimeoutError:
-            raise Refusal(TOO_SLOW, f"The request was not here after {BODY_S:.0f} s.") from None
+        await in_time(receive(), BODY_S)
         return await run_in_threadpool(read_object, bytes(read))
 
     async def limited(self, request: Request, most: int) -> AsyncGenerator[bytes, None]:

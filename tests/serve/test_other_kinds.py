@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,16 @@ def test_one_thing_at_a_time_and_too_many_are_sent_away(listener: Bundle, tmp_pa
         for thread in threads:
             thread.join()
     assert set(statuses) == {200, 429} and statuses.count(200) >= 2
+
+
+def test_a_sound_that_does_not_come_is_refused(listener: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly() -> Iterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+        time.sleep(2)
+        yield b"x\r\n--b--\r\n"
+
+    with running(listener) as client:
+        monkeypatch.setattr("edge.serve.audio.SOUND_S", 0.2)
+        form = {"Content-Type": "multipart/form-data; boundary=b"}
+        response = client.post("/v1/audio/transcriptions", content=slowly(), headers=form)
+        assert response.status_code == 408 and "not here after" in response.json()["error"]["message"]
