@@ -26,11 +26,14 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.manifest import Manifest
 
 Check = Callable[[Any], Any]
 """Gives a value as a plain type of Python's, or raises InputError."""
@@ -40,6 +43,13 @@ T = TypeVar("T")
 _OPTION = "option"  # the key of a field's metadata
 
 DECODER, TEXT, SPEECH = KINDS = ("decoder", "text", "speech")  # kinds of bundles: prompts, text to text, sound
+
+
+def kind_of(manifest: Manifest) -> str:
+    """DECODER, TEXT or SPEECH."""
+    if manifest.speech is not None:
+        return SPEECH
+    return DECODER if manifest.text is None else TEXT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer
-from edge.runtime.decode.answer import Piece, Timings
+from edge.runtime.decode.answer import FinishReason, Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
 from edge.serve.refusal import BROKEN, TOO_SLOW, Refusal, WorkerClosed
@@ -146,7 +146,8 @@ class Answers:
         self.worker.ask([Job(answer, self._put) for answer in self._answers])
 
     def _made(self) -> list[BatchAnswer]:
-        return [self._make(i, options) for i, options in enumerate(self._ask.options)]
+        form = self.format
+        return [self._make(i, options, form) for i, options in enumerate(self._ask.options)]
 
     @property
     def format(self) -> Format | None:
@@ -155,9 +156,8 @@ class Answers:
             return None
         return Format(self.worker.model)
 
-    def _make(self, index: int, options: GenerateOptions) -> BatchAnswer:
+    def _make(self, index: int, options: GenerateOptions, form: Format | None) -> BatchAnswer:
         ask, noted, told = self._ask, self._logprobs[index], 0
-        form = self.format
         if form is not None and ask.choice != "auto":
             if options.form is not None:
                 raise InputError("An answer that must call a tool has a form already; leave the other one out.")
@@ -277,9 +277,9 @@ def thoughts_of(parts: Sequence[Part]) -> str | None:
     return "".join(found) if any(found) else None
 
 
-def finish_of(piece: Piece) -> str:
+def finish_of(reason: FinishReason | None) -> str:
     """The reason why an answer ended, as both protocols call it."""
-    return "stop" if piece.finish_reason == "stop" else "length"
+    return "stop" if reason == "stop" else "length"
 
 
 def usage_of(timings: Sequence[Timings]) -> dict[str, Any]:

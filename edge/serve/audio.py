@@ -17,7 +17,7 @@ from edge.errors import InputError
 from edge.runtime.options import SPEECH, shown
 from edge.runtime.speech.formats import FORMATS
 from edge.runtime.speech.transcribe import TRANSLATE, Transcript
-from edge.runtime.speech.transcribe_options import TranscribeOptions
+from edge.runtime.speech.transcribe_options import WARMEST, TranscribeOptions, warmer_from
 from edge.serve.answering import in_time, while_there
 from edge.serve.fields import Fields
 from edge.serve.refusal import BAD, Refusal
@@ -30,8 +30,6 @@ MOST_SOUND = 64 << 20  # bytes of a file
 SOUND_S = 300.0  # in which it must be here
 MOST_PARTS = 16
 FORMS = ("json", "text", "srt", "verbose_json", "vtt")
-GAPS, WARMEST = 0.2, 1.0  # from one temperature to the next that is tried, as Whisper's reference does it
-DOCS = " (docs/guide/serve.md lists what it knows)"
 
 
 async def transcriptions(server: Server, request: Request) -> Response:
@@ -72,7 +70,7 @@ async def _transcribed(server: Server, request: Request, *, translates: bool) ->
         )
         fields.only("prompt", [""], "A prompt is not served with sound; leave it out.")
         fields.only("stream", ["false"], "A transcript comes whole; leave stream out.")
-        fields.end(DOCS)
+        fields.end()
         with tempfile.NamedTemporaryFile(prefix="edge-sound-") as file:  # whose name nothing of the request has
             while piece := await sound.read(1 << 20):
                 file.write(piece)
@@ -120,7 +118,7 @@ def _temperatures(first: str | None) -> list[float]:
         raise Refusal(BAD, f"The temperature must be a number, not {shown(first)}.", field="temperature") from None
     if not 0 <= begin <= WARMEST:
         raise Refusal(BAD, f"The temperature must be from 0 to 1, not {shown(first)}.", field="temperature")
-    return [round(begin + i * GAPS, 6) for i in range(int((WARMEST - begin) / GAPS + 1e-6) + 1)]
+    return warmer_from(begin)
 
 
 def _written(heard: Transcript, shape: str, task: str) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from edge.errors import EdgeError, InputError
-from edge.runtime.options import flag, integer, shown, text, texts
+from edge.runtime.options import any_value, flag, integer, shown, text, texts
 from edge.serve.refusal import BAD, Refusal
 
 T = TypeVar("T")
@@ -106,18 +106,24 @@ class Fields:
 
         self.take(name, check)
 
+    def given(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Options that are set, by our names of fields; whoever makes them checks them."""
+        found = {ours: self.take(theirs, any_value) for ours, theirs in names.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
     def unread(self, *names: str) -> None:
         """Drop fields that change nothing that an answer says: labels of the caller's own."""
         for name in names:
             self._left.pop(name, None)
 
-    def end(self, known: str = "") -> None:
-        """Refuse what nobody has taken. known: where the fields are listed."""
+    def end(self) -> None:
+        """Refuse what nobody has taken."""
         left = {name: value for name, value in self._left.items() if value is not None}
         if left:
             names = ", ".join(shown(name) for name in list(left)[:5])
             raise Refusal(
                 BAD,
-                f"This server does not know {names}{self._about}; leave that out{known}.",
+                f"This server does not know {names}{self._about}; leave that out "
+                "(docs/guide/serve.md lists what it knows).",
                 field=next(iter(left))[:LONGEST_NAME],
             )

@@ -8,10 +8,9 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge.serve.refusal import Refusal
+from edge.serve.refusal import AWAY, WAIT_S, Refusal, refused
 
 MOST_REQUESTS = 512  # at a time
 LOCAL = "localhost", "127.0.0.1", "::1"
@@ -52,17 +51,19 @@ class Guard:
         self._there = 0  # requests that are under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refused := self._refused(scope["path"], Headers(scope=scope))) is not None:
-            told: object = str(refused)
-            if not scope["path"].startswith("/api/"):
-                told = {"message": str(refused), "type": refused.kind, "param": None, "code": None}
-            headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
-            await JSONResponse({"error": told}, refused.status, headers)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if (why := self._refused(path, Headers(scope=scope))) is not None:
+            headers = {"WWW-Authenticate": "Bearer"} if why.status == 401 else None
+            await refused(path, why, headers)(scope, receive, send)
             return
         self._there += 1
         try:
             if self._there > MOST_REQUESTS:
-                await JSONResponse({"error": "Too many requests are open; ask again later."}, 503)(scope, receive, send)
+                busy = Refusal(AWAY, "Too many requests are open; ask again later.", wait_s=WAIT_S)
+                await refused(path, busy)(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.runtime.load import start
 from edge.runtime.load_options import LoadOptions
-from edge.runtime.options import DECODER, SPEECH, TEXT
+from edge.runtime.options import DECODER, SPEECH, TEXT, kind_of
 from edge.serve.refusal import BAD, UNKNOWN, Refusal, WorkerClosed
 from edge.serve.single import Single
 from edge.serve.worker import Worker
@@ -64,8 +64,7 @@ class Models:
 
     def kind(self, name: str) -> str:
         """DECODER, TEXT or SPEECH."""
-        manifest = self.bundles[name].manifest
-        return SPEECH if manifest.speech is not None else DECODER if manifest.text is None else TEXT
+        return kind_of(self.bundles[name].manifest)
 
     def check_kind(self, name: str, kind: str) -> None:
         """Raise Refusal where a model is of another kind than an address is for."""

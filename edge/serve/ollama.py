@@ -24,22 +24,22 @@ from edge.runtime.options import any_value, shown
 from edge.runtime.text.template import TOOL, Message
 from edge.serve.answering import Answers, AnswerStream, Ask, Part, calls_of, finish_of, text_of, thoughts_of
 from edge.serve.fields import Fields
+from edge.serve.messages import MessageForm
 from edge.serve.openai import thinking
 from edge.serve.refusal import BAD, BUSY, WAIT_S, Refusal, told_of
-from edge.serve.tools import Tool, read_calls, read_tools
+from edge.serve.tools import Tool, read_tools
 
 if TYPE_CHECKING:
     from edge.serve.server import Server
 
-# Options by what they are called there.
+# What options are called there.
 OPTIONS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
+    "repetition_penalty": "repeat_penalty",
 }
-DOCS = " (docs/guide/serve.md lists what it knows)"
 
 
 async def version(server: Server, request: Request) -> Response:
@@ -62,7 +62,7 @@ async def show(server: Server, request: Request) -> Response:
     fields = Fields(await server.body(request))
     name = server.models.name(fields.text("model") or fields.text("name"))
     fields.unread("verbose", "name")
-    fields.end(DOCS)
+    fields.end()
     manifest = server.models.bundles[name].manifest
     return JSONResponse(
         {
@@ -82,7 +82,7 @@ async def show(server: Server, request: Request) -> Response:
 async def chat(server: Server, request: Request) -> Response:
     """`POST /api/chat`."""
     fields = Fields(await server.body(request))
-    messages = fields.take("messages", _messages, [])
+    messages = fields.take("messages", MESSAGES.read, [])
     tools = fields.take("tools", read_tools, [])
 
     def said(parts: Sequence[Part]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ async def _answer(
     options, context = _options(fields.object("options") or Fields({}))
     if (form := fields.take("format", any_value)) not in (None, ""):
         options = replace(options, json_schema={"type": "object"} if form == "json" else form)
-    fields.end(DOCS)
+    fields.end()
     if think is not None:
         options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
     if not prompt:  # loads the model, or with keep_alive 0 gives its memory back
@@ -162,7 +162,7 @@ async def _answer(
             async for part in answers.parts():
                 found = {"model": name, "created_at": _now(), **said([part]), "done": False}
                 if part.piece.finish_reason is not None:
-                    found |= last(finish_of(part.piece))
+                    found |= last(finish_of(part.piece.finish_reason))
                     server.count(name, answers.timings)
                 elif not (part.text or part.piece.thoughts or part.calls):
                     continue
@@ -176,19 +176,19 @@ async def _answer(
     if parts is None:
         return Response(status_code=499)
     server.count(name, answers.timings)
-    finish = finish_of(parts[0][-1].piece)
+    finish = finish_of(parts[0][-1].piece.finish_reason)
     return JSONResponse({"model": name, "created_at": _now(), **said(parts[0]), **last(finish)})
 
 
 def _options(fields: Fields) -> tuple[GenerateOptions, int | None]:
     """The options of an answer, and the context that is wanted."""
-    given = {ours: fields.take(theirs, any_value) for theirs, ours in OPTIONS.items()}
+    given = fields.given(OPTIONS)
     most = fields.integer("num_predict", least=-2)
     if most == 0:
         raise Refusal(BAD, "num_predict is 0, and an answer has a token at least.", field="num_predict")
     seed = fields.integer("seed", least=-1)
     options = GenerateOptions(
-        **{name: value for name, value in given.items() if value is not None},
+        **given,
         max_tokens=most if most is not None and most > 0 else None,  # below 0: as many as there is room for
         seed=RANDOM if seed is None or seed < 0 else seed,
         stop=fields.texts("stop"),
@@ -196,7 +196,7 @@ def _options(fields: Fields) -> tuple[GenerateOptions, int | None]:
     context = fields.integer("num_ctx", least=1)
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, [0], f"{name} is not served; take repeat_penalty.")
-    fields.end(DOCS)
+    fields.end()
     return options, context
 
 
@@ -213,30 +213,20 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _messages(value: Any) -> list[Message]:
-    if not isinstance(value, list):
-        raise InputError(f"The messages must be a list, not {shown(value)}.")
-    found: list[Message] = []
-    for i, each in enumerate(value):
-        if not isinstance(each, dict):
-            raise InputError(f"Message {i} must be an object, not {shown(each)}.")
-        fields = Fields(each, f"message {i}")
-        role, content = fields.text("role"), fields.text("content") or ""
-        if role not in ("system", "user", "assistant", TOOL):
-            raise InputError(f"Message {i} is of the role {shown(role)}; known are system, user, assistant, tool.")
-        thoughts, calls = fields.text("thinking"), fields.take("tool_calls", read_calls, [])
-        if role != "assistant" and (thoughts or calls):
-            raise InputError(f"Message {i} is none of the assistant's, and has its thinking or tool_calls.")
-        fields.only("images", [[]], "images are not served; leave them out.")
-        fields.unread("tool_name", "tool_call_id")
-        fields.end(DOCS)
-        message = Message(role=role, content=content)
-        if role == "assistant" and thoughts:
-            message["reasoning_content"] = thoughts
-        if role == "assistant" and calls:
-            message["tool_calls"] = calls
-        found.append(message)
-    return found
+def _text(number: int, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"The content of message {number} must be a text, not {shown(value)}.")
+    return value
+
+
+MESSAGES = MessageForm(
+    {each: each for each in ("system", "user", "assistant", TOOL)},
+    thoughts="thinking",
+    content=_text,
+    unread=("tool_name", "tool_call_id"),
+    images=True,
+    empty=True,
+)
 
 
 def _times(timings: Timings, began: float) -> dict[str, int]:

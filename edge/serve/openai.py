@@ -16,29 +16,28 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.options import DECODER, TEXT, any_value, shown, texts
-from edge.runtime.text.template import TOOL, Message
+from edge.runtime.text.template import TOOL
 from edge.serve.answering import (
     TOP_LOGPROBS,
     Ask,
+    finish_of,
     while_there,
 )
 from edge.serve.fields import Fields
+from edge.serve.messages import MOST_MESSAGES, MessageForm
 from edge.serve.openai_form import ChatForm, TextForm
 from edge.serve.refusal import BAD, Refusal
-from edge.serve.tools import read_calls, read_choice, read_tools
+from edge.serve.tools import read_choice, read_tools
 
 if TYPE_CHECKING:
     from edge.runtime.decode.answer import Result
     from edge.runtime.text2text import Text2Text
     from edge.serve.server import Server
 
-MOST_MESSAGES = 2000
 MOST_TEXTS = 256  # of a request
 MOST_ANSWERS = 16  # to one request
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL}
 EFFORTS = {"none": 0, "minimal": 128, "low": 512, "medium": 2048, "high": None}  # tokens of thoughts
 SAMPLING = "temperature", "top_p", "top_k", "min_p", "repetition_penalty"
-DOCS = " (docs/guide/serve.md lists what it knows)"
 
 
 async def models(server: Server, request: Request) -> Response:
@@ -60,7 +59,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
     fields = Fields(await server.body(request))
     name = server.models.name(fields.text("model"))
     server.models.check_kind(name, DECODER)
-    messages = fields.take("messages", _messages)
+    messages = fields.take("messages", MESSAGES.read)
     if messages is None:
         raise Refusal(BAD, "The request has no messages.", field="messages")
     wants = fields.flag("logprobs")
@@ -78,7 +77,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
         "parallel_tool_calls", [True], "A model calls as many tools as it wants; leave parallel_tool_calls out."
     )
     count = _count(fields)
-    fields.end(DOCS)
+    fields.end()
     ask = Ask(messages, _several(options, count), top=(top or 0) if wants else None, tools=tools, choice=choice)
     form = ChatForm(server, name, "chat.completion", "chatcmpl")
     return await form.respond(request, ask, streamed, usage)
@@ -99,7 +98,7 @@ async def completions(server: Server, request: Request) -> Response:
     fields.only("echo", [False], "The prompt is not repeated; leave echo out.")
     fields.only("best_of", [1], "One answer is made, and not the best of several; leave best_of out.")
     count = _count(fields)
-    fields.end(DOCS)
+    fields.end()
     ask = Ask(prompt, _several(options, count), raw=True, top=top)
     return await TextForm(server, name, "text_completion", "cmpl").respond(request, ask, streamed, usage)
 
@@ -109,16 +108,13 @@ async def _other_text(server: Server, request: Request, name: str, fields: Field
     prompts = fields.take("prompt", texts("prompt"))
     if prompts is None:
         raise Refusal(BAD, "The request has no prompt.", field="prompt")
-    given: dict[str, Any] = {"source_language": fields.text("source"), "target_language": fields.text("target")}
-    given |= {each: fields.take(each, any_value) for each in ("beams", "temperature", "seed")}
-    options = Text2TextOptions(
-        **{field: value for field, value in given.items() if value is not None},
-        max_tokens=fields.integer("max_tokens", least=1),
-    )
+    names = {"source_language": "source", "target_language": "target"}
+    names |= {each: each for each in ("beams", "temperature", "seed")}
+    options = Text2TextOptions(**fields.given(names), max_tokens=fields.integer("max_tokens", least=1))
     fields.only("stream", [False], "A text that is turned into another comes whole; leave stream out.")
     fields.only("n", [1], "One text is made of each; leave n out.")
     fields.unread("user")
-    fields.end(DOCS)
+    fields.end()
     if len(prompts) > MOST_TEXTS:
         raise Refusal(BAD, f"A request has at most {MOST_TEXTS} texts, not {len(prompts)}.", field="prompt")
 
@@ -130,7 +126,7 @@ async def _other_text(server: Server, request: Request, name: str, fields: Field
 
     found = await while_there(request, work)
     choices = [
-        {"index": i, "text": each.text, "logprobs": None, "finish_reason": _finish(each)}
+        {"index": i, "text": each.text, "logprobs": None, "finish_reason": finish_of(each.finish_reason)}
         for i, each in enumerate(found)
     ]
     prompt, answered = (sum(getattr(each, what) for each in found) for what in ("prompt_tokens", "generated_tokens"))
@@ -139,16 +135,12 @@ async def _other_text(server: Server, request: Request, name: str, fields: Field
     return JSONResponse(made | {"model": name, "choices": choices, "usage": usage})
 
 
-def _finish(found: Result) -> str:
-    return "stop" if found.finish_reason == "stop" else "length"
-
-
 def _common(fields: Fields, lengths: Sequence[str]) -> tuple[GenerateOptions, bool, bool]:
     """The options of answers, and whether they are streamed, with the counts of tokens in the end."""
-    given = {each: fields.take(each, any_value) for each in SAMPLING}
+    given = fields.given({each: each for each in SAMPLING})
     length = [fields.integer(each, least=1) for each in lengths]
     options = GenerateOptions(
-        **{name: value for name, value in given.items() if value is not None},
+        **given,
         max_tokens=next((each for each in length if each is not None), None),
         seed=fields.integer("seed"),
         stop=fields.texts("stop"),
@@ -192,14 +184,14 @@ def _form(value: Any) -> dict[str, Any]:
         inner = fields.object("json_schema") or Fields({})
         schema = inner.take("schema", any_value)
         inner.unread("name", "description", "strict")
-        inner.end(DOCS)
+        inner.end()
         if schema is None:
             raise InputError("The response_format has no schema.")
     elif kind != "text":
         raise InputError(
             f"The type of the response_format must be text, json_object or json_schema, not {shown(kind)}."
         )
-    fields.end(DOCS)
+    fields.end()
     return {} if schema is None else {"json_schema": schema}
 
 
@@ -217,37 +209,6 @@ def _prompt(value: Any) -> str:
     return found
 
 
-def _messages(value: Any) -> list[Message]:
-    """The messages of a conversation, each with a text as its content."""
-    if not isinstance(value, list) or not value:
-        raise InputError(f"The messages must be a list of one message or more, not {shown(value)}.")
-    if len(value) > MOST_MESSAGES:
-        raise InputError(f"A talk has at most {MOST_MESSAGES} messages, not {len(value)}.")
-    return [_message(i, each) for i, each in enumerate(value)]
-
-
-def _message(number: int, value: Any) -> Message:
-    if not isinstance(value, dict):
-        raise InputError(f"Message {number} must be an object, not {shown(value)}.")
-    fields = Fields(value, f"message {number}")
-    role = ROLES.get(fields.text("role") or "")
-    if role is None:
-        known = ", ".join(ROLES)
-        raise InputError(f"Message {number} is of the role {shown(value.get('role'))}; known are {known}.")
-    content = fields.take("content", lambda content: _content(number, content), "")
-    thoughts, calls = fields.text("reasoning_content"), fields.take("tool_calls", read_calls, [])
-    if role != "assistant" and (thoughts or calls):
-        raise InputError(f"Message {number} is none of the assistant's, and has its reasoning_content or tool_calls.")
-    fields.unread("refusal", "name", "annotations", "tool_call_id")
-    fields.end(DOCS)
-    message = Message(role=role, content=content)
-    if role == "assistant" and thoughts:
-        message["reasoning_content"] = thoughts
-    if role == "assistant" and calls:
-        message["tool_calls"] = calls
-    return message
-
-
 def _content(number: int, value: Any) -> str:
     """A message's text; of a list of parts, their texts."""
     if isinstance(value, str):
@@ -260,3 +221,11 @@ def _content(number: int, value: Any) -> str:
                 f"Message {number} has a part of the type {shown(part.get('type'))}; models here read text."
             )
     return "\n".join(part["text"] for part in value)
+
+
+MESSAGES = MessageForm(
+    {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL},
+    thoughts="reasoning_content",
+    content=_content,
+    unread=("refusal", "name", "annotations", "tool_call_id"),
+)

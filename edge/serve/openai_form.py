@@ -130,7 +130,7 @@ class ChatForm:
 
     def finish(self, part: Part, called: bool) -> str:
         """The reason why an answer ended, whose last part this is. called: whether it called tools."""
-        found = finish_of(part.piece)
+        found = finish_of(part.piece.finish_reason)
         return "tool_calls" if called and found == "stop" else found
 
     def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class TextForm(ChatForm):
 
     def delta(self, part: Part, logprobs: bool) -> dict[str, Any] | None:
         piece = part.piece
-        finish = None if piece.finish_reason is None else finish_of(piece)
+        finish = None if piece.finish_reason is None else finish_of(piece.finish_reason)
         if not piece.text and finish is None and not part.logprobs:
             return None
         told = self.logprobs(part.logprobs) if logprobs else None
@@ -170,7 +170,7 @@ class TextForm(ChatForm):
 
     def choice(self, index: int, parts: Sequence[Part], logprobs: bool) -> dict[str, Any]:
         told = self.logprobs([each for part in parts for each in part.logprobs]) if logprobs else None
-        finish = finish_of(parts[-1].piece)
+        finish = finish_of(parts[-1].piece.finish_reason)
         return {"index": index, "text": text_of(parts), "logprobs": told, "finish_reason": finish}
 
     def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:

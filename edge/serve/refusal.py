@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse
 
 from edge.errors import EdgeError, InputError
 
@@ -24,6 +27,15 @@ class Refusal(EdgeError):
         """The name of the status in OpenAI's protocol."""
         names = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         return names.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def refused(path: str, refusal: Refusal, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response of a refusal in the form of the protocol that a path is of."""
+    told: object = str(refusal)
+    if not path.startswith("/api/"):
+        told = {"message": told, "type": refusal.kind, "param": refusal.field, "code": None}
+    wait = {} if refusal.wait_s is None else {"Retry-After": str(refusal.wait_s)}
+    return JSONResponse({"error": told}, refusal.status, {**wait, **(headers or {})})
 
 
 BROKEN_MODEL = "The model cannot be used; the server's log says why."

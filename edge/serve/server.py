@@ -27,7 +27,7 @@ from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
 from edge.serve.metrics import Metrics
 from edge.serve.models import Models
-from edge.serve.refusal import AWAY, BAD, BROKEN, TOO_LARGE, WAIT_S, Refusal, WorkerClosed, told_of
+from edge.serve.refusal import AWAY, BAD, BROKEN, TOO_LARGE, WAIT_S, Refusal, WorkerClosed, refused, told_of
 
 _log = logging.getLogger(__name__)
 
@@ -157,37 +157,28 @@ def _route(server: Server, method: str, path: str, handler: Handler) -> Route:
         try:
             return await handler(server, request)
         except Refusal as e:
-            return _refused(path, e)
+            return refused(path, e)
         except WorkerClosed:
-            return _refused(path, Refusal(AWAY, "The server is closing, or the model is; ask again.", wait_s=WAIT_S))
+            return refused(path, Refusal(AWAY, "The server is closing, or the model is; ask again.", wait_s=WAIT_S))
         except InputError as e:
-            return _refused(path, Refusal(BAD, str(e)))
+            return refused(path, Refusal(BAD, str(e)))
         except RecursionError:
-            return _refused(path, Refusal(BAD, "The request is nested too deeply."))
+            return refused(path, Refusal(BAD, "The request is nested too deeply."))
         except EdgeError as e:  # which names files of this machine
-            return _refused(path, Refusal(BROKEN, told_of(e)))
+            return refused(path, Refusal(BROKEN, told_of(e)))
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception:  # a client is told no more
             _log.exception("A request to %s failed in a way that nobody foresaw.", path)
-            return _refused(path, Refusal(BROKEN, "The server failed in a way that nobody foresaw; its log says more."))
+            return refused(path, Refusal(BROKEN, "The server failed in a way that nobody foresaw; its log says more."))
 
     return Route(path, handle, methods=[method])
-
-
-def _refused(path: str, refusal: Refusal) -> Response:
-    """An error in the form of the protocol of a path."""
-    found: Any = str(refusal)
-    if not path.startswith("/api/"):
-        found = {"message": str(refusal), "type": refusal.kind, "param": refusal.field, "code": None}
-    headers = None if refusal.wait_s is None else {"Retry-After": str(refusal.wait_s)}
-    return JSONResponse({"error": found}, refusal.status, headers)
 
 
 async def _nowhere(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     path = request.url.path[:100]
-    return _refused(path, Refusal(status, f"There is nothing at {request.method} {path}; see docs/guide/serve.md."))
+    return refused(path, Refusal(status, f"There is nothing at {request.method} {path}; see docs/guide/serve.md."))
 
 
 async def _health(server: Server, request: Request) -> Response:

@@ -70,33 +70,22 @@ class Worker:
             InputError: the prompt is empty, longer than the context, or refused by the template; or an option is.
             WorkerClosed: the worker was closed.
         """
+        started, model = time.perf_counter(), self.model
         try:
-            return self._made(prompt, options, deliver, raw, wrap, tools)
+            options = model.settled(options, raw=raw)
+            ids, block = model.asked(prompt, None, raw, options.think, tools)
+            check_prompt(ids, model.engine, "shorten it")
+            if options.max_tokens is None:  # as long as the context has room, of which the finish reason tells
+                thinks = block is not None and not block.closed and options.think_tokens is None
+                thoughts = min(THINK_TOKENS, model.engine.context // 2) if thinks else options.think_tokens
+                options = replace(options, max_tokens=model.engine.context, think_tokens=thoughts)
+            return BatchAnswer(
+                0, (ids, block), options, model.engine, model.text, deliver=deliver, started=started, wrap=wrap
+            )
         except InputError:
             if self._closed:  # meanwhile
-                raise WorkerClosed(closed(self.model.bundle.manifest.name)) from None
+                raise WorkerClosed(closed(model.bundle.manifest.name)) from None
             raise
-
-    def _made(
-        self,
-        prompt: Prompt,
-        options: GenerateOptions,
-        deliver: Deliver,
-        raw: bool,
-        wrap: Callable[[Sampler], Sampler] | None,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> BatchAnswer:
-        started, model = time.perf_counter(), self.model
-        options = model.settled(options, raw=raw)
-        ids, block = model.asked(prompt, None, raw, options.think, tools)
-        check_prompt(ids, model.engine, "shorten it")
-        if options.max_tokens is None:  # as long as the context has room, of which the finish reason tells
-            thinks = block is not None and not block.closed and options.think_tokens is None
-            thoughts = min(THINK_TOKENS, model.engine.context // 2) if thinks else options.think_tokens
-            options = replace(options, max_tokens=model.engine.context, think_tokens=thoughts)
-        return BatchAnswer(
-            0, (ids, block), options, model.engine, model.text, deliver=deliver, started=started, wrap=wrap
-        )
 
     def ask(self, jobs: Sequence[Job]) -> None:
         """Let answers wait for their turn.
@@ -202,8 +191,6 @@ class Worker:
             assert share is not None, "nobody interrupts it"
             stack.enter_context(share)
             limit = max(0, min(limit, engine.plan.answers_bytes - needed))
-        if not engine.supports_batching:
-            width = 1
         return Batch(
             engine,
             model.text,

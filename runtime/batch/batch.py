@@ -123,11 +123,6 @@ class Batch:
         return not (self._waiting or self._reading or self._growing)
 
     @property
-    def growing(self) -> int:
-        """The number of answers that grow."""
-        return len(self._growing)
-
-    @property
     def waiting(self) -> int:
         """The number of answers that wait, or whose prompt is being read."""
         return len(self._waiting) + (self._reading is not None)

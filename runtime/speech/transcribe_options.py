@@ -13,6 +13,7 @@ from edge.runtime.decode.sampling import SEED, TEMPERATURE
 from edge.runtime.options import Options, flag, function, number, option, several, text, unless_none
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+WARMER, WARMEST = 0.2, 1.0  # from one temperature to the next that is tried, and the last of them
 REPETITIVE, UNSURE = 2.4, -1.0  # the reference's compression ratio and mean log probability of a text to try again
 
 
@@ -114,3 +115,11 @@ class TranscribeOptions(DecodingOptions):
         unless_none(function("option progress")),
         help="a function called with the seconds that were heard so far",
     )
+
+
+def warmer_from(first: float) -> list[float]:
+    """The temperatures that are tried one after another from `first` on, as Whisper's reference does it."""
+    if first < 0 or first != first:
+        return [first]  # which the options refuse
+    count = int((WARMEST - first) / WARMER + 1e-6) + 1 if first < WARMEST else 1
+    return [round(first + i * WARMER, 6) for i in range(count)]

@@ -18,7 +18,7 @@ from edge.runtime.options import DECODER, SPEECH, TEXT, check_together, fields, 
 from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 if TYPE_CHECKING:
-    from edge.bundle import Bundle
+    pass
 
 OPTIONS = GenerateOptions, Text2TextOptions, TranscribeOptions, LoadOptions  # whose fields are options of `edge run`
 ANSWERS = {DECODER: GenerateOptions, TEXT: Text2TextOptions, SPEECH: TranscribeOptions}
@@ -33,13 +33,6 @@ appears when all are there; after Ctrl-C or a failure, the same command goes on 
 
 A bundle from text to text (a translator, a summariser) answers each text by itself, and without a prompt the lines of
 standard input one by one. A speech bundle transcribes --audio or --stdin-pcm."""
-
-
-def kind_of(bundle: Bundle) -> str:
-    """DECODER, TEXT or SPEECH."""
-    if bundle.manifest.speech is not None:
-        return SPEECH
-    return DECODER if bundle.manifest.text is None else TEXT
 
 
 def check_kind(kind: str, given: argparse.Namespace) -> None:

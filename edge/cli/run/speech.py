@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 ENDINGS = {"srt", "vtt", "json"}  # of a file's name, which choose the form of the same name
-WARMER = 0.2  # from one temperature to the next, as the reference's command does it
-WARMEST = 1.0
 REDRAWN_S = 0.1  # the progress line is drawn at most this often
 
 
@@ -49,13 +47,13 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
         from edge.runtime.decode.generate_options import never
         from edge.runtime.speech.formats import FORMATS
         from edge.runtime.speech.transcribe import Transcriber
-        from edge.runtime.speech.transcribe_options import TranscribeOptions
+        from edge.runtime.speech.transcribe_options import TranscribeOptions, warmer_from
 
         progress = _Progress()
         options = TranscribeOptions(
             **taken(args, TranscribeOptions)
             | {
-                "temperatures": _temperatures(args.temperature or 0.0),
+                "temperatures": warmer_from(args.temperature or 0.0),
                 # Of a recording the first Ctrl-C is its end: what was said until then is still transcribed.
                 "interrupted": never if args.stdin_pcm else interrupted,
                 "language": None if args.language is None else args.language.lower(),
@@ -141,14 +139,6 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"{args.bundle} transcribes sound; name a file with --audio or pipe one into --stdin-pcm.")
     if args.audio and args.output and same_file(Path(args.audio), args.output):
         raise InputError(f"The transcript would overwrite the recording {args.audio}; name another file with --output.")
-
-
-def _temperatures(first: float) -> list[float]:
-    """`first`, and the warmer ones to fall back to."""
-    if first < 0 or first != first:
-        return [first]  # which the options refuse
-    count = int((WARMEST - first) / WARMER + 1e-6) + 1 if first < WARMEST else 1
-    return [round(first + i * WARMER, 6) for i in range(count)]
 
 
 class _Output:

@@ -1,0 +1,63 @@
+"""The messages of a conversation, as a request has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import InputError
+from edge.runtime.options import shown
+from edge.runtime.text.template import Message
+from edge.serve.fields import Fields
+from edge.serve.tools import read_calls
+
+MOST_MESSAGES = 2000
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """The form of messages in a protocol.
+
+    roles: those of the chat template, by what the protocol calls them. thoughts: the field with what the assistant
+    thought. content: reads a message's text, given its number and what stands there. unread: fields that say nothing to
+    the model. images: whether there is a field for them, which is refused. empty: whether there may be no message.
+    """
+
+    roles: Mapping[str, str]
+    thoughts: str
+    content: Callable[[int, Any], str]
+    unread: Sequence[str]
+    images: bool = False
+    empty: bool = False
+
+    def read(self, value: Any) -> list[Message]:
+        """The check of a request's messages."""
+        if not isinstance(value, list) or not (value or self.empty):
+            raise InputError(f"The messages must be a list of one message or more, not {shown(value)}.")
+        if len(value) > MOST_MESSAGES:
+            raise InputError(f"A talk has at most {MOST_MESSAGES} messages, not {len(value)}.")
+        return [self._message(number, each) for number, each in enumerate(value)]
+
+    def _message(self, number: int, value: Any) -> Message:
+        if not isinstance(value, dict):
+            raise InputError(f"Message {number} must be an object, not {shown(value)}.")
+        fields = Fields(value, f"message {number}")
+        role = self.roles.get(fields.text("role") or "")
+        if role is None:
+            known = ", ".join(self.roles)
+            raise InputError(f"Message {number} is of the role {shown(value.get('role'))}; known are {known}.")
+        content = fields.take("content", lambda content: self.content(number, content), "")
+        thoughts, calls = fields.text(self.thoughts), fields.take("tool_calls", read_calls, [])
+        if role != "assistant" and (thoughts or calls):
+            raise InputError(f"Message {number} is none of the assistant's, and has its {self.thoughts} or tool_calls.")
+        if self.images:
+            fields.only("images", [[]], "images are not served; leave them out.")
+        fields.unread(*self.unread)
+        fields.end()
+        message = Message(role=role, content=content)
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        return message
