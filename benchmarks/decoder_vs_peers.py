@@ -65,7 +65,7 @@ def main() -> int:
     say(f"{args.threads} threads, load average {os.getloadavg()[0]:.2f} before the start")
     prompts = Prompts(models.bundle / "tokenizer.json")
     with (args.out / "decoder_vs_peers.log").open("w") as log:
-        capacity = max(*args.contexts, MEMORY_PROMPT) + plan.tokens + 16
+        capacity = max(*args.contexts, MEMORY_PROMPT) + max(plan.tokens, MEMORY_TOKENS) + 16
         compared = Comparison(DECODER, args.threads, log, models.pythons, plan.trials, capacity)
         enter(compared, models, prompts, args)
         if not compared.entrants:

@@ -1,6 +1,7 @@
-"""Servers under the same requests, one after another in each round: `edge serve` next to llama.cpp's server.
+"""Servers under the same requests, one after another in each round: `edge serve` next to llama.cpp's server, and to one
+over OpenVINO GenAI's continuous batching.
 
-    python benchmarks/serving.py --gguf FILE --llama-server PATH --clients 1,4,16
+    python benchmarks/serving.py --gguf FILE --llama-server PATH --openvino-python peers/bin/python --clients 1,4,16
 
 Each client asks again as soon as it has its answer, each time something else. Half of the measurements begin all
 prompts with the same long system message. docs/lab/benchmarks.md says more.
@@ -18,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import convert
 import httpx
 import machine
 import report
 from comparison import say, write
+from engines import Models, ov_genai
 
 START_S, ANSWER_S = 600.0, 600.0
 SLOTS = 16  # answers side by side, at most
@@ -50,6 +53,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--gguf", type=Path, required=True, help="the model's file, which both servers are given")
     parser.add_argument("--llama-server", type=Path, help="the program of llama.cpp; without it edge serves alone")
+    what = "the interpreter of an environment with openvino-genai; without it that is left out"
+    parser.add_argument("--openvino-python", help=what)
     parser.add_argument("--clients", default="1,4,16", help="numbers of clients (default: 1,4,16)")
     parser.add_argument("--requests", type=int, default=4, help="requests of each client (default: 4)")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of an answer (default: 48)")
@@ -59,7 +64,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/serving"))
     args = parser.parse_args()
     clients = [int(each) for each in args.clients.split(",")]
-    servers = {"edge": edge_command} | ({"llama.cpp": llama_command} if args.llama_server else {})
+    servers: dict[str, Command] = {"edge": edge_command}
+    if args.llama_server:
+        servers["llama.cpp"] = llama_command
+    if args.openvino_python:
+        models = Models(Path(), args.gguf.resolve(), args.out / convert.key(args.gguf), (args.openvino_python,))
+        args.openvino = ov_genai.prepare(models, "", args.threads)
+        servers["OpenVINO GenAI"] = openvino_command
     found: dict[str, dict[str, list[float]]] = {}
     args.out.mkdir(parents=True, exist_ok=True)
     for number in range(args.rounds):
@@ -74,11 +85,12 @@ def main() -> int:
                         say(f"  {name}, {label}: {made.tokens_per_s:.1f} tokens/s, first {made.first_ms:.0f} ms")
                 found.setdefault("private, MiB", {}).setdefault(name, []).append(private_mb(process.pid))
         say(f"round {number + 1} of {args.rounds}")
-    rows = [["", *servers, "ratio"]]
+    peers = [name for name in servers if name != "edge"]
+    rows = [["", *servers, *(f"edge / {name}" for name in peers)]]
     for label, by_name in found.items():
         middle = {name: statistics.median(values) for name, values in by_name.items()}
-        ratio = middle["edge"] / middle["llama.cpp"] if "llama.cpp" in middle else float("nan")
-        rows.append([label, *(f"{middle[name]:.1f}" for name in servers), f"{ratio:.2f}"])
+        ratios = (f"{middle['edge'] / middle[name]:.2f}" for name in peers)
+        rows.append([label, *(f"{middle[name]:.1f}" for name in servers), *ratios])
     print(report.table(rows))
     print(machine.cpu_name())
     write(args.out / "serving.json", args.threads, {"gguf": args.gguf.name, "figures": found})
@@ -97,10 +109,18 @@ def llama_command(args: argparse.Namespace, port: int) -> Sequence[str]:
     return [str(args.llama_server), "-m", str(args.gguf), *options]
 
 
+def openvino_command(args: argparse.Namespace, port: int) -> Sequence[str]:
+    """A server of our own over OpenVINO GenAI."""
+    file = Path(__file__).with_name("openvino_server.py")
+    return [args.openvino_python, str(file), str(args.openvino), str(port), str(SLOTS), str(args.threads)]
+
+
+Command = Callable[[argparse.Namespace, int], Sequence[str]]
+
+
 @contextmanager
-def started(command: object, args: argparse.Namespace) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def started(command: Command, args: argparse.Namespace) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """A server that answers, at a port of its own."""
-    assert callable(command)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with tempfile.TemporaryFile() as log:
