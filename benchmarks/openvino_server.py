@@ -87,11 +87,17 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """Takes many clients at once."""
+
+    request_queue_size = 128
+
+
 def main() -> None:
     """Serve until it is ended."""
     folder, port, parallel, threads = sys.argv[1:]
     Handler.growing = Growing(folder, int(parallel), int(threads))
-    ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+    Server(("127.0.0.1", int(port)), Handler).serve_forever()
 
 
 if __name__ == "__main__":
