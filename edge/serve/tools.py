@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge.errors import InputError
-from edge.runtime.decode.grammar import WRITTEN, for_grammars
+from edge.runtime.decode.grammar import WRITTEN, check_bounds, for_grammars
 from edge.runtime.options import shown
 from edge.runtime.text.tokenizer import overlap
 from edge.serve.fields import Fields
@@ -129,6 +129,7 @@ class Format:
         functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
         if not functions:
             raise InputError(f"The tool_choice is {shown(name)}, and there is no such tool.")
+        check_bounds([function["parameters"] for function in functions])
         arguments = "arguments" if self.marked else "parameters"
         calls = [
             {

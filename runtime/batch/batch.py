@@ -20,6 +20,7 @@ from edge.errors import InputError
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.batch.prefixes import Prefixes
 from edge.runtime.decode.answer import drafts_of
+from edge.runtime.decode.forced import Forced
 from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import decode_steps, prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
@@ -90,7 +91,8 @@ class Batch:
     ) -> None:
         self._engine, self._text, self._chunk, self._width, self._fair = engine, text, chunk, width, fair
         self._routes, self._prefixes = engine.routes, prefixes
-        self._speculation = speculation if engine.independent and engine.routes is None else None
+        self._steady = engine.independent and engine.routes is None
+        self._speculation = speculation if self._steady else None
         self._capacity = capacity
         self._slots = self._fitting() if engine.supports_batching else _One()
         if isinstance(self._slots, _One):
@@ -267,7 +269,8 @@ class Batch:
         caches = [*self._slots.caches]
         answers = [self._growing[cache] for cache in caches]
         began = time.perf_counter()
-        alone = self._speculation is not None and len(answers) == 1 and not self.waiting
+        alone = self._steady and len(answers) == 1 and not self.waiting
+        alone = alone and (self._speculation is not None or answers[0].options.form is not None)
         if alone or isinstance(self._slots, _One):
             self._grow_alone(answers[0], caches[0])
         else:
@@ -289,6 +292,8 @@ class Batch:
             before, left = [*answer.prompt, *answer.tokens[:-1]], answer.ends.max_tokens - len(answer.tokens)
             ends = dataclasses.replace(answer.ends, max_tokens=max(1, left))
             drafts = drafts_of(self._speculation, before, ends, self._text, answer.options, answer.timings)
+            if answer.options.form is not None:
+                drafts = Forced(drafts, self._chunk, answer.timings)
             self._alone = decode_steps(self._engine, cache, answer.last, answer.sampler, drafts, never)
         try:
             for token in next(self._alone):

@@ -11,6 +11,7 @@ import numpy as np
 
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.answer_text import AnswerText
+from edge.runtime.decode.forced import Forced
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.grammar import constrained
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
@@ -47,6 +48,7 @@ class Timings:
     ttft_ms: float | None = None  # from asking to the first token
     prefill_s: float = 0.0
     decode_s: float = 0.0  # after the first token
+    forced_tokens: int = 0  # which were the only ones that a form allowed, and ran together in one step
     speculation: Figures | None = None  # where drafts were verified
     simulated: bool = False  # the device, by a provider: its times are no figures, and results have none
 
@@ -93,6 +95,7 @@ class Result:
     peak_private_mb: float | None  # MB (10**6 bytes) of the process so far: see `edge.runtime.memory.process.held`
     peak_rss_mb: float | None
     finish_reason: FinishReason
+    forced_tokens: int = 0  # see `Timings`
     speculation: dict[str, Any] | None = None  # the fields of `Figures`, and `accepted_per_step`
     thoughts: str | None = None
 
@@ -188,6 +191,8 @@ def answer(
     ends = ends_of(options, cache.capacity - len(prompt) + 1, block)  # the last token is never run
     sampler = chooser(options, prompt, ends, block, text)
     drafts = drafts_of(speculation, prompt, ends, text, options, timings)
+    if options.form is not None:
+        drafts = Forced(drafts, chunk, timings)
     new = np.asarray(prompt[cache.length :], np.int64)
     tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted, drafts=drafts)
     if shares is not None:
@@ -349,6 +354,7 @@ def result(text: str, ids: list[int], finish: FinishReason, timings: Timings, th
         peak_private_mb=None if memory is None else memory.peak_private / MB,
         peak_rss_mb=None if memory is None else memory.peak_rss / MB,
         finish_reason=finish,
+        forced_tokens=timings.forced_tokens,
         speculation=None if timings.speculation is None else timings.speculation.summary(),
         thoughts=thoughts,
     )

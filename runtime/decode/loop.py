@@ -40,12 +40,14 @@ class Drafts:
         text's steps, one chooses a token from each row of their results."""
         return nullcontext(reader(engine, sampler))
 
-    def propose(self) -> Draft:
-        """Return a draft of the next tokens, as long as pays."""
+    def propose(self, forced: Sequence[int] = (), allowed: Callable[[Sequence[int]], int] = len) -> Draft:
+        """Return a draft of the next tokens, as long as pays. forced: tokens with which the text goes on for certain;
+        the draft is of what follows them. allowed: gives the number of tokens that may follow, of some in a row."""
         return NOTHING
 
     def accept(self, tokens: NDArray[np.int64], rows: NDArray[Any], sampled: Sequence[int]) -> None:
-        """Learn from a step: it ran `tokens` [S], gave `rows` [S], and the text goes on with `sampled`."""
+        """Learn from a step: it ran `tokens` [S], gave `rows` of what follows the last ones, and the text goes on with
+        `sampled`."""
 
 
 PLAIN = Drafts()
@@ -181,7 +183,7 @@ def decode_steps(
                 continue
             tokens = np.array([t[0], *x.tokens], np.int64)
             cache.mark()
-            p = step(cache, tokens, all_rows(tokens.shape[0]))  # p_1 to p_gamma+1, in one run
+            p = step(cache, tokens, all_rows(tokens.shape[0])[x.forced :])  # p_1 to p_gamma+1, in one run
             if interrupted():
                 cache.truncate(start + 1)
                 return
@@ -194,21 +196,21 @@ def decode_steps(
 
 
 def accept(p: NDArray[Any], x: Draft, choose: Choose) -> list[int]:
-    """Draw tokens until one was not drafted, or one cannot be drawn from its row. Returns those drawn; all but the last
-    were drafted.
+    """Draw tokens until one was not drafted, or one cannot be drawn from its row. Returns the forced ones and those
+    drawn; all but the last were drafted.
 
     Each is drawn from the model's own logits, in the order of the text, exactly as if there were no draft: whatever
     the sampler keeps (random numbers, tokens that were said) goes the same way, and so does the answer.
 
     Args:
-        p: of what follows the text, then each of the draft's N tokens: logits [1 + N, V], or what else is chosen from,
-            [1 + N].
+        p: of what follows the text with the forced tokens, then each of the draft's N others: logits [1 + N, V], or
+            what else is chosen from, [1 + N].
     """
     rows = p.tolist() if isinstance(p, np.ndarray) and p.ndim == 1 else p
     first = choose(rows[0])
     assert first is not None, "a step gives what its first choice needs"
-    sampled = [first]
-    for drafted, row in zip(x.tokens, rows[1:], strict=True):
+    sampled = [*x.tokens[: x.forced], first]
+    for drafted, row in zip(x.tokens[x.forced :], rows[1:], strict=True):
         if drafted != sampled[-1]:
             break
         token = choose(row)

@@ -77,6 +77,7 @@ class Drafter(Protocol):
     priors: Sequence[float]
     cost: float = 0.0
     reads_logits: bool = False  # whether `verified` is to be called
+    needs_cache: bool = False  # whether it drafts in the text's cache, which must have all but the last token
 
     def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
         """Begin a text with `tokens`: the prompt with the earlier turns of a chat. source: other tokens that it may

@@ -205,12 +205,12 @@ class Planner:
         overhead = self._host_s / self.costs.plain if self._host_s and self.costs.plain else OVERHEAD
         self._overhead = min(overhead, COUNTED * self._risk)
 
-    def budget(self, maximum: int, context: int) -> Budget:
+    def budget(self, maximum: int, context: int, forced: int = 0) -> Budget:
         """Return the budget of the next draft, where `maximum` tokens have room; no tokens where drafting would not
-        pay."""
+        pay. forced: tokens that its step runs anyway."""
         self.costs.at(context)
         self._ran, self._spent = 0, 0.0
-        tokens = min(maximum, self._width - 1)
+        tokens = min(maximum, self._width - 1 - forced)
         ratios, slope, cost = self.costs.ratios, self.costs.slope, self._cost
         if cost <= COSTLY:  # by half: what is learnt may be more than the drafter knows
             return Budget(tokens, slope / 2, self._afford)

@@ -72,6 +72,7 @@ class SelfDraft(Drafter):
 
     name = NAME
     priors = PRIORS
+    needs_cache = True
 
     def __init__(self, engine: Engine, chosen: Choice) -> None:
         assert engine.routes is not None, "an engine whose steps run whole"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -82,6 +82,7 @@ class AnswerDrafts(Drafts):
         self._enough = len(prompt) + maximum
         self._drafter: Drafter | None = None
         self._proposed = NOTHING
+        self._forced = 0  # tokens of the step that are certain
         self._stepped = 0.0  # seconds of the last step
         self._proposing = self._drafting = 0.0  # the same of the last proposal, and of what the drafter took of them
 
@@ -108,21 +109,30 @@ class AnswerDrafts(Drafts):
             drafter.share(None)
             self._speculation.taken.release()
 
-    def propose(self) -> Draft:
+    def propose(self, forced: Sequence[int] = (), allowed: Callable[[Sequence[int]], int] = len) -> Draft:
         self._proposed = draft = NOTHING
-        if self._drafter is None:
+        self._forced = len(forced)
+        drafter = self._drafter
+        if drafter is None:
             return draft
         began, text, planner = clock(), self._text, self._planner
-        # Tokens that the next step may bring.
-        maximum = min(self._engine.max_exact_step(self._cache), self._enough - len(text))
-        budget = planner.budget(maximum - 1, self._cache.length)
+        if forced:
+            text.extend(forced)
+            drafter.accept(forced)
+        # Tokens that the next step may bring after those.
+        maximum = min(self._engine.max_exact_step(self._cache) - self._forced, self._enough - len(text))
+        if forced and drafter.needs_cache:
+            maximum = 0
+        budget = planner.budget(maximum - 1, self._cache.length, self._forced)
         self._drafting = 0.0
         if budget.tokens > 0:
             asked = clock()
-            self._proposed = self._drafter.propose(text, budget)
+            proposed = drafter.propose(text, budget)
             self._drafting = clock() - asked
-            planner.drafted(len(self._proposed.tokens), self._drafting)
-            draft = planner.cut(_before_an_end(self._proposed, self._ends))
+            planner.drafted(len(proposed.tokens), self._drafting)
+            if proposed.tokens:
+                self._proposed = _first(proposed, allowed(proposed.tokens))
+                draft = planner.cut(_before_an_end(self._proposed, self._ends))
         self._proposing = clock() - began
         return draft
 
@@ -143,7 +153,8 @@ class AnswerDrafts(Drafts):
             figures.drafted += size - 1
             figures.accepted += len(sampled) - 1
         self._text.extend(sampled)
-        self._planner.costs.took(size, self._stepped)
+        if not self._forced:
+            self._planner.costs.took(size, self._stepped)
         self._planner.observe(self._proposed, sampled)
         if drafter.reads_logits:
             drafter.verified(tokens, rows)
@@ -156,9 +167,13 @@ class AnswerDrafts(Drafts):
 def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
     """A draft up to a token that ends the answer, which the row before it brings anyway."""
     if not ends.isdisjoint(draft.tokens):
-        length = next(i for i, token in enumerate(draft.tokens) if token in ends)
-        return Draft(draft.tokens[:length], draft.grades[:length])
+        return _first(draft, next(i for i, token in enumerate(draft.tokens) if token in ends))
     return draft
+
+
+def _first(draft: Draft, length: int) -> Draft:
+    """The first `length` tokens of a draft."""
+    return draft if length == len(draft.tokens) else Draft(draft.tokens[:length], draft.grades[:length])
 
 
 def make_speculation(name: str, engine: Engine) -> Speculation | None:

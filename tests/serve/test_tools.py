@@ -183,6 +183,40 @@ def test_an_answer_satisfies_the_schema_that_a_request_has(client: httpx.Client)
     assert json.loads(said) in ({"x": 1}, {"x": 2})
 
 
+AGAIN = {"type": "object", "properties": {"again": {"$ref": "#"}}, "required": ["again"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        (AGAIN, "Too many items"),
+        ({"enum": []}, "cannot be obeyed"),
+        ({"type": "integer", "multipleOf": 99999989}, "multiples of 99999989"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "a little more"),
+        ({"type": "string", "description": "x" * 2**20}, "characters"),
+    ],
+    ids=["cycle", "nothing", "multiples", "bounds", "1 MB"],
+)
+def test_a_schema_that_cannot_be_obeyed_is_a_400_with_a_sentence(
+    client: httpx.Client, schema: dict[str, Any], sentence: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    wanted = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": wanted}}
+    for path, more in (
+        ("/v1/chat/completions", {"response_format": form}),
+        ("/v1/chat/completions", {"tools": [tool], "tool_choice": "required"}),
+        ("/api/chat", {"format": schema, "stream": False}),
+    ):
+        if schema is AGAIN and "tools" in more:
+            continue  # whose reference to the root is to another one
+        response = client.post(path, json=chat | more)
+        assert response.status_code == 400, response.text
+        said = response.json()["error"]
+        assert sentence in (said if isinstance(said, str) else said["message"])
+
+
 def test_control_tokens_that_somebody_typed_are_text_wherever_they_stand(pristine_tiny_bundle: Bundle) -> None:
     template = TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{{ m.reasoning_content }}")
     manifest = dataclasses.replace(pristine_tiny_bundle.manifest, chat_template=template, chat_format=None)

@@ -150,7 +150,9 @@ def show_with_figures(pieces: Iterable[Piece]) -> None:
 def figures(timings: Timings) -> str:
     """One line: prompt tokens, time to first token, tokens per second, peak memory."""
     rate, speculation = timings.decode_tokens_per_s, timings.speculation
-    drafts = f" ({speculation.accepted} drafted)" if speculation and speculation.accepted else ""
+    counts = {"forced": timings.forced_tokens, "drafted": speculation.accepted if speculation else 0}
+    ahead = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    drafts = f" ({ahead})" if ahead else ""
     return " · ".join(
         [
             f"{timings.prompt_tokens} prompt token{'' if timings.prompt_tokens == 1 else 's'}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ SCHEMA = {
     "required": ["n", "yes", "word"],
     "additionalProperties": False,
 }
+
+
+# Of itself in itself, without end; and of 500 lists in each other.
+ENDLESS = {"type": "object", "properties": {"again": {"$ref": "#"}}, "required": ["again"]}
+DEEP = reduce(lambda inner, _: {"type": "array", "items": inner}, range(500), {"type": "null"})
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +110,18 @@ def test_drafts_and_neighbours_change_nothing(pristine_tiny_bundle: Bundle, mode
         ({"regex": ""}, "must be a text"),
         ({"grammar": "what is this"}, "cannot be obeyed"),
         ({"grammar": 'start: "a"', "regex": "a"}, "one form"),
+        ({"json_schema": False}, "cannot be obeyed"),
+        ({"json_schema": {"$ref": "#"}}, "nothing satisfies it"),
+        ({"json_schema": ENDLESS}, "Too many items"),
+        ({"json_schema": DEEP}, "recursion limit"),
+        ({"json_schema": {"items": [{"exclusiveMinimum": 0, "maximum": 0.5}]}}, "a minimum that is a little more"),
+        ({"json_schema": {"minimum": -4.5, "exclusiveMaximum": -4.0}}, "a maximum that is a little less"),
+        ({"json_schema": {"multipleOf": 99999989}}, "multiples of 99999989"),
+        ({"json_schema": {"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]}}, "multiples of 997, 9.91"),
+        ({"grammar": r'start: %json {"m\u0075ltipleOf": 1e99999}'}, "multiples of 1e99999"),
+        ({"regex": "()"}, "empty answer"),
+        ({"regex": r"[^\s\S]"}, "nothing satisfies it"),
+        ({"grammar": 'start: "a" start'}, "Too many items"),
     ],
 )
 def test_a_form_that_cannot_be_obeyed_is_refused_before_anything_is_said(
@@ -111,6 +129,30 @@ def test_a_form_that_cannot_be_obeyed_is_refused_before_anything_is_said(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         next(model.stream("The moon", **form))
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+@pytest.mark.parametrize(
+    ("bounds", "most"),
+    [({"exclusiveMinimum": 0, "maximum": 1}, 1.0), ({"minimum": 3.5, "exclusiveMaximum": 4}, 3.9999)],
+)
+def test_a_number_stays_within_its_bounds(model: Model, bounds: Any, most: float, temperature: float) -> None:
+    for seed in range(8):
+        found = model.generate(
+            "1", json_schema={"type": "number", **bounds}, max_tokens=12, temperature=temperature, seed=seed
+        )
+        if found.finish_reason == "stop":
+            assert bounds.get("minimum", 1e-12) <= float(found.text) <= most
+
+
+def test_an_object_of_many_fields_is_obeyed(model: Model) -> None:
+    many = {"type": "object", "properties": {f"field {i}": {"const": i} for i in range(2000)}}
+    found = model.generate("The moon", json_schema=many | {"additionalProperties": False}, max_tokens=30)
+    assert re.match(r'\{("field \d+": \d+, )*', found.text)
+
+
+def test_any_json_is_allowed_where_the_schema_is_true(model: Model) -> None:
+    assert model.generate("The moon", json_schema=True, max_tokens=5).generated_tokens  # type: ignore[arg-type]
 
 
 def test_a_schema_that_refers_to_itself_is_obeyed(model: Model) -> None:

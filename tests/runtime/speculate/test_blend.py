@@ -273,7 +273,7 @@ def test_an_answer_is_the_same_bit_for_bit_with_the_table(
     temperature: float, with_own_text: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 6)))
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context, forced: Budget(min(most, 6)))
     options = edge.GenerateOptions(max_tokens=100, temperature=temperature, seed=5)
     plain, drafted = (
         load(with_own_text.root, context=250, threads=2, speculate=name, exact=True) for name in ("off", "auto")

@@ -358,7 +358,7 @@ def test_an_answer_is_the_same_bit_for_bit_with_every_drafter(
     name: str, options: GenerateOptions, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 6)))
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context, forced: Budget(min(most, 6)))
     asked = f"model={tiny_bundle.root}" if name == "model" else name
     plain = load(tiny_bundle.root, context=200, threads=2, speculate="off", exact=True)
     drafted = load(tiny_bundle.root, context=200, threads=2, speculate=asked, exact=True)

@@ -220,7 +220,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Draft, int]]:
 
     monkeypatch.setattr(loop, "accept", watched)
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5), 0.0))
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context, forced: Budget(min(most, 5), 0.0))
     return seen
 
 

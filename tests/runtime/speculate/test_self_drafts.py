@@ -32,7 +32,7 @@ DRAWN = GenerateOptions(max_tokens=60, temperature=0.9, top_p=0.95, repetition_p
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft is run, however little it promises."""
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 4)))
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context, forced: Budget(min(most, 4)))
 
 
 @pytest.mark.parametrize("options", [GenerateOptions(max_tokens=90), DRAWN], ids=["greedy", "drawn"])

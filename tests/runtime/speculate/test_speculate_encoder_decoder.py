@@ -48,7 +48,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft is run as it is."""
     monkeypatch.setattr(Planner, "cut", lambda planner, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda planner, most, context: Budget(min(most, 5)))
+    monkeypatch.setattr(Planner, "budget", lambda planner, most, context, forced: Budget(min(most, 5)))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from edge.runtime.model import Model
 JSON_KEYS = {
     *("text", "token_ids", "prompt_tokens", "generated_tokens", "ttft_ms", "decode_tokens_per_s"),
     *("prefill_tokens_per_s", "peak_private_mb", "peak_rss_mb", "finish_reason", "speculation", "placement"),
-    "thoughts",
+    *("thoughts", "forced_tokens"),
 }
 
 Run = Callable[..., tuple[int, str, str]]
