@@ -69,11 +69,11 @@ class LlamaLike:
 
     attention: the projections' names, the output's last. gates: those of the gate and of the projection that it
     multiplies. bias, mlp_bias: True, False, or the projections that have one. qk_norm: of queries and of keys, of each
-    head by itself or of all together. scale multiplies the scores, 1 / sqrt(head dim) where it is None. windowed: the
-    configuration's sliding window counts. rope: the table that a layer's positions are rotated by, if any: "rope", or
-    the layer's type where types have separate tables. activation: by default the configuration's `hidden_act`. The
-    other scales multiply embeddings, the terms that blocks add to the residual stream, and the input of the head.
-    softcap: c * tanh(logit / c).
+    head by itself or of all together. scale multiplies the scores, 1 / sqrt(head dim) where it is None, and
+    attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window counts. rope: the
+    table that a layer's positions are rotated by, if any: "rope", or the layer's type where types have separate tables.
+    activation: by default the configuration's `hidden_act`. The other scales multiply embeddings, the terms that blocks
+    add to the residual stream, and the input of the head. softcap: c * tanh(logit / c).
     """
 
     attention: Sequence[str] = QKVO
@@ -82,6 +82,7 @@ class LlamaLike:
     mlp_bias: bool = False
     qk_norm: Literal["head", "all"] | None = None
     scale: float | None = None
+    attention_softcap: float | None = None
     windowed: bool = True
     rope: Callable[[int], str | None] = lambda layer: "rope"
     activation: str | None = None

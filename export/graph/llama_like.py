@@ -49,6 +49,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             window=window_of(config, i) if like.windowed else None,
             qk_norm=None if like.qk_norm is None else qk_norm,
             scale=like.scale,
+            softcap=like.attention_softcap,
         )
 
     def layer(i: int) -> DecoderLayer:

@@ -125,9 +125,7 @@ class Reference:
         head = EMBEDDING if self._config.tie_word_embeddings else HEAD
         for piece in pieces(np.arange(len(stream))):
             logits = with_rows(stream[piece], self._checkpoint, head, self.vocab_size)
-            if (cap := self._like.softcap) is not None:
-                logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
-            yield logits
+            yield _capped(logits, self._like.softcap)
 
     def rotated(self, layer: int) -> int:
         """Return the number of channels of a head that are rotated by position. A pair has one channel from each half
@@ -177,7 +175,8 @@ class Reference:
             observer.attention(layer, key, value, texts)
         window = window_of(self._config, layer) if self._like.windowed else None
         query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
-        y = [_attended(query, key, value, text, window, observer) for text in texts]
+        cap = self._like.attention_softcap
+        y = [_attended(query, key, value, text, window, cap, observer) for text in texts]
         return self._product(
             f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, observer
         )
@@ -246,10 +245,21 @@ def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
 
 
+def _capped(x: Floats, cap: float | None) -> Floats:
+    return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
 def _attended(
-    query: Floats, key: Floats, value: Floats, text: slice, window: int | None, observer: Observer | None
+    query: Floats,
+    key: Floats,
+    value: Floats,
+    text: slice,
+    window: int | None,
+    cap: float | None,
+    observer: Observer | None,
 ) -> Floats:
-    """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries."""
+    """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries.
+    cap: what bounds scores."""
     query, key, value = query[:, text], key[:, text], value[:, text]
     group, count = len(query) // len(key), query.shape[1]
     y = np.empty_like(query)
@@ -258,7 +268,7 @@ def _attended(
         back = np.arange(start, stop)[:, None] - np.arange(stop)
         hidden = (back < 0) | (back >= (window or count))
         for head, each in enumerate(query[:, start:stop]):
-            scores = each @ key[head // group, :stop].T
+            scores = _capped(each @ key[head // group, :stop].T, cap)
             np.copyto(scores, -np.inf, where=hidden)
             scores -= scores.max(-1, keepdims=True)
             np.exp(scores, out=scores)

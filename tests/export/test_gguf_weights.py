@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "olmo2": ("olmo2", {}, OF_32),
     "granite": ("granite", {"attention_multiplier": 32**-0.5}, OF_32),
     "phi3": ("phi3", {}, OF_32 | {"ffn_down.w": Type.Q8_0}),
+    "gemma2": ("gemma2", SLIDING, OF_32),
     "gemma3": ("gemma3_text", SLIDING, OF_32),
     "wide llama": ("llama", WIDE, OF_256),
     "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),

@@ -61,6 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "granite": {"attention_multiplier": 32**-0.5},
     "phi3": {},
+    "gemma2": SLIDING,
     "gemma3_text": SLIDING,
 }
 

@@ -23,6 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama, dynamic rope": {"model_type": "llama", "rope_parameters": rope("dynamic", factor=2.0)},
     "mistral, window": {"model_type": "mistral", "sliding_window": 20},
     "qwen3, windows": {"model_type": "qwen3", **MIXED, "use_sliding_window": True, "sliding_window": 30},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 70, "attn_logit_softcapping": 2.0},
     "gemma3, windows": {"model_type": "gemma3_text", **MIXED, "sliding_window": 70, "final_logit_softcapping": 2.0},
     "phi3": {"model_type": "phi3"},
     "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.4},

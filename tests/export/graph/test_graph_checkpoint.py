@@ -29,7 +29,7 @@ SMALL = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -77,6 +77,15 @@ CASES = [
         **NINE,
     ),
     case(
+        "gemma2-window",
+        "gemma2",
+        sliding_window=4,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.0,
+    ),
+    case("gemma2-uncapped-biases", "gemma2", attention_bias=True, sliding_window=5, tie_word_embeddings=False),
+    case(
         "gemma3-window",
         "gemma3_text",
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],

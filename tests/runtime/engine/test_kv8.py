@@ -59,6 +59,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"head_dim": None, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1},
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     },
+    "gemma2": {  # windows and bounded scores
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+    },
     "gemma3_text": {  # windows
         "sliding_window": 12,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
