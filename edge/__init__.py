@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from edge.runtime.decode.answer import Timings as Timings
     from edge.runtime.decode.generate_options import GenerateOptions as GenerateOptions
     from edge.runtime.decode.text2text_options import Text2TextOptions as Text2TextOptions
+    from edge.runtime.embed.embed_options import EmbedOptions as EmbedOptions
+    from edge.runtime.embed.embedder import Embedder as Embedder
     from edge.runtime.model import Model as Model
     from edge.runtime.speech.segments import Segment as Segment
     from edge.runtime.speech.transcribe import Transcriber as Transcriber
@@ -50,6 +52,8 @@ _HOMES = {
     "edge.runtime.decode.answer": ("Piece", "Result", "Timings"),
     "edge.runtime.decode.generate_options": ("GenerateOptions",),
     "edge.runtime.chat": ("Chat",),
+    "edge.runtime.embed.embed_options": ("EmbedOptions",),
+    "edge.runtime.embed.embedder": ("Embedder",),
     "edge.runtime.model": ("Model",),
     "edge.runtime.speech.segments": ("Segment",),
     "edge.runtime.speech.transcribe": ("Transcriber", "Transcript"),

@@ -12,6 +12,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge.embedding_format import EmbeddingFormat
 from edge.errors import BundleError, EdgeError
 from edge.external_file import ExternalFile
 from edge.manifest_checks import faults
@@ -44,8 +45,8 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file. Roles: ``decoder``, ``prefill``, ``kv8``, ``skip``, ``encoder`` and, for speech,
-    ``frontend``."""
+    """One ONNX file. Roles: ``decoder``, ``prefill``, ``kv8``, ``skip``, ``encoder``, for speech ``frontend``, and of
+    a model that makes vectors ``embedder``."""
 
     role: str
     path: str
@@ -146,12 +147,6 @@ class Segment:
 
     part: str
     layers: list[int]
-
-
-def cut_names(layer: int, part: str) -> tuple[str, str]:
-    """Return the names that graphs give the residual stream after a layer's "attention" or "feed_forward": x, and the
-    term that is added to it."""
-    return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
 
 
 @dataclass(frozen=True)
@@ -313,7 +308,7 @@ class Manifest:
     producer: str
     name: str
     family: str
-    kind: str  # "decoder" or "encoder-decoder"
+    kind: str  # "decoder", "encoder-decoder" or "embedder"
     weights: str  # the export's --weights
     dims: Dims
     context: int  # maximum tokens (prompt and answer) that the graphs can take
@@ -328,6 +323,7 @@ class Manifest:
     cross: KVLayout | None = None  # what the encoder hands to each decoder layer, `cross.{i}.key/value`
     text: TextFormat | None = None  # of an encoder-decoder for text
     speech: Speech | None = None  # of one for audio
+    embedding: EmbeddingFormat | None = None  # of a model that makes vectors of texts
     generation: Generation | None = None
     thinking: Thinking | None = None  # of a decoder whose chats may think before they answer
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against the model in float32
@@ -360,7 +356,9 @@ class Manifest:
     def to_json(self) -> str:
         """The text of `edge.json`."""
         fields = dataclasses.asdict(self)
-        for name in [name for name in ("states", "external") if not fields[name]]:  # which most models have no use for
+        for name in [
+            name for name in ("embedding", "states", "external") if not fields[name]
+        ]:  # which most models have no use for
             del fields[name]
         return sealed(fields)
 

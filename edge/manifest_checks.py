@@ -14,12 +14,13 @@ from collections.abc import Container, Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from edge.embedding_format import EMBEDDER
 from edge.external_file import faults as external_faults
 
 if TYPE_CHECKING:
     from edge.manifest import File, KVLayout, Manifest, TensorGroup
 
-KINDS = ("decoder", "encoder-decoder")
+KINDS = ("decoder", "encoder-decoder", EMBEDDER)
 SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 SOURCES = ("", "prefix", "suffix")  # places of a source language's token
 MOST_LAYERS = 1 << 12
@@ -70,6 +71,7 @@ def faults(manifest: Manifest) -> Iterator[str]:
     yield from _thinking_faults(manifest)
     if manifest.kind == "encoder-decoder":
         yield from _encoder_faults(manifest)
+    yield from _embedding_faults(manifest)
     yield from _speech_faults(manifest)
     if manifest.segments:
         yield from _segment_faults(manifest)
@@ -102,7 +104,8 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
             yield f"quality.{name[:100]} is {figure}"
     if manifest.kv.dtype != "float32":
         yield f"kv.dtype is {manifest.kv.dtype[:60]!r}, and this edge keeps float32"
-    yield from _layer_faults("kv", manifest.kv, manifest.dims.num_layers, {state.layer for state in manifest.states})
+    layers = 0 if manifest.kind == EMBEDDER else manifest.dims.num_layers  # nothing is kept of a text
+    yield from _layer_faults("kv", manifest.kv, layers, {state.layer for state in manifest.states})
 
 
 def _layer_faults(name: str, layout: KVLayout, layers: int, others: Container[int] = ()) -> Iterator[str]:
@@ -145,8 +148,9 @@ def _state_faults(manifest: Manifest) -> Iterator[str]:
 
 def _graph_faults(manifest: Manifest) -> Iterator[str]:
     roles = [graph.role for graph in manifest.graphs]
-    if roles and "decoder" not in roles:  # else it has graphs for a device alone
-        yield "graphs has none with the role 'decoder'"
+    needed = EMBEDDER if manifest.kind == EMBEDDER else "decoder"
+    if roles and needed not in roles:  # else it has graphs for a device alone
+        yield f"graphs has none with the role {needed!r}"
     if len(set(roles)) != len(roles):
         yield "graphs has a role twice"
     if (manifest.prefill is None) != ("prefill" not in roles):
@@ -172,6 +176,8 @@ def token_faults(manifest: Manifest, vocab: int) -> Iterator[str]:
     """Ids that are no token of a vocabulary. What a text is filled up with may be none: no graph reads it here."""
     tokens, text, speech, generation = manifest.tokens, manifest.text, manifest.speech, manifest.generation
     named: dict[str, Iterable[int | None]] = {"tokens.bos": [tokens.bos], "tokens.eos": tokens.eos}
+    if manifest.embedding is not None:
+        named |= {f"embedding.{name}": getattr(manifest.embedding, name) for name in ("prefix", "suffix")}
     if text is not None:
         named |= {f"text.{name}": getattr(text, name) for name in ("prefix", "suffix", "decoder_start")}
         named["text.languages"] = text.languages.values()
@@ -255,6 +261,18 @@ def _encoder_faults(manifest: Manifest) -> Iterator[str]:
     text = manifest.text
     if text is not None and text.source_at not in SOURCES:
         yield f"text.source_at is {text.source_at[:60]!r}, and it is prefix, suffix or empty"
+
+
+def _embedding_faults(manifest: Manifest) -> Iterator[str]:
+    given = manifest.embedding
+    if (given is None) != (manifest.kind != EMBEDDER):
+        yield f"embedding is {'missing' if given is None else 'there'}, and kind is {manifest.kind[:60]!r}"
+    if given is None:
+        return
+    yield from given.faults(manifest.context)
+    others = ("encoder", "cross", "text", "speech", "prefill", "segments", "states", "short_rope", "routers")
+    for name in (name for name in others if getattr(manifest, name)):
+        yield f"embedding and {name} are both there, and this edge runs no such model"
 
 
 def _speech_faults(manifest: Manifest) -> Iterator[str]:

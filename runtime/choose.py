@@ -38,6 +38,8 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
         BundleError: a file that an option names cannot be read.
     """
     manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
+    if manifest.embedding is not None:
+        raise InputError(makes_vectors(manifest.name))
     check_provider(options.provider)
     if options.prefill_chunk is not None and not decoder:
         raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
@@ -73,6 +75,11 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     prefill = prefill and kv[0] == FLOAT32 and _prefill(bundle, plan)
     refuse = options.when_full != WAIT
     return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)
+
+
+def makes_vectors(name: str) -> str:
+    """The sentence for a model that is asked for what only models that answer do."""
+    return f"{name} makes vectors of texts, and answers nothing; use edge embed, or embed in Python."
 
 
 def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> str | None:

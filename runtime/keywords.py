@@ -93,3 +93,11 @@ class TranscribeKeywords(TypedDict, total=False):
     seed: int
     circles: str
     interrupted: Callable[[], bool]
+
+
+class EmbedKeywords(TypedDict, total=False):
+    """The fields of `EmbedOptions`."""
+
+    prompt: str | None
+    dimensions: int | None
+    truncate: bool

@@ -16,7 +16,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32
 from edge.runtime.background import Background
-from edge.runtime.choose import choose
+from edge.runtime.choose import choose, makes_vectors
 from edge.runtime.costs.measured import best_provider, open_for
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.fits import check_stated
@@ -24,19 +24,21 @@ from edge.runtime.engine.variant import AUTO, OFF, Variant
 from edge.runtime.keywords import LoadKeywords
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import shown, with_keywords
-from edge.runtime.providers import provider_name
+from edge.runtime.providers import check_provider, provider_name
 from edge.runtime.providers.provider import Provider
 from edge.runtime.speculate.drafter import check_name
 from edge.targets import CUDA, check_listed, target_for
 
 if TYPE_CHECKING:
+    from edge.runtime.embed.embedder import Embedder
     from edge.runtime.model import Model
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
 
-K = TypeVar("K", "Model", "Text2Text", "Transcriber")
+K = TypeVar("K", "Model", "Text2Text", "Transcriber", "Embedder")
 DEFAULTS = LoadOptions()
+OF_EMBEDDERS = ("threads", "context", "provider", "strict", "memory")  # options that models for vectors obey
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load(
 @overload
 def load(
     path: str | Path, options: LoadOptions | None = None, *, kind: None = None, **keywords: Unpack[LoadKeywords]
-) -> Model | Text2Text | Transcriber: ...
+) -> Model | Text2Text | Transcriber | Embedder: ...
 
 
 def load(
@@ -89,12 +91,13 @@ def load(
     Args:
         path: the bundle's folder.
         options: how it is loaded.
-        kind: `Model`, `Text2Text` or `Transcriber`, for a type checker, and for an error where the bundle is of another
-            kind; default: whatever it is.
+        kind: `Model`, `Text2Text`, `Transcriber` or `Embedder`, for a type checker, and for an error where the bundle
+            is of another kind; default: whatever it is.
         keywords: fields of `LoadOptions`, which go before those of `options`.
 
     Returns:
-        A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
+        A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio; an
+        `Embedder` of a model that makes vectors.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
@@ -107,11 +110,16 @@ def load(
         raise InputError(f"Bundles are loaded by LoadOptions, not by {type(options).__name__}.")
     if kind is not None and not isinstance(kind, type):
         raise InputError(f"The kind must be a class such as edge.Model, not {shown(kind)}.")
-    loading = start(path, with_keywords(DEFAULTS if options is None else options, keywords))
-    try:
-        model = loading.model()
-    finally:
-        loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
+    own, bundle = with_keywords(DEFAULTS if options is None else options, keywords), open_bundle(path)
+    model: Model | Text2Text | Transcriber | Embedder
+    if bundle.manifest.embedding is not None:
+        model = open_embedder(bundle, own)
+    else:
+        loading = start(bundle, own)
+        try:
+            model = loading.model()
+        finally:
+            loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
     if kind is not None and not isinstance(model, kind):
         raise InputError(f"{path} is loaded as a {type(model).__name__}, and not as a {kind.__name__}.")
     return model
@@ -148,6 +156,40 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
         return unless_ruined(bundle, options.skip, opened)
 
     return Loading(bundle, options, variant, Background(make))
+
+
+def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: bool = False) -> Embedder:
+    """Load a bundle whose model makes vectors. checked: its files were looked through, or are being written.
+
+    Raises:
+        InputError: as `load`; or an option of `LoadOptions` that such models do not have.
+        BundleError: a file of the bundle is damaged, or its graph cannot be loaded.
+    """
+    from edge.runtime.embed.embedder import Embedder
+    from edge.runtime.embed.engine import EmbedEngine
+    from edge.runtime.embed.memory import room_of
+    from edge.runtime.memory.process import private_bytes
+    from edge.runtime.text.tokenizer import Text
+
+    for field in dataclasses.fields(options):
+        if field.name not in OF_EMBEDDERS and getattr(options, field.name) != field.default:
+            raise InputError(
+                f"{bundle.manifest.name} makes vectors of texts, and the option {field.name} is for models that answer."
+            )
+    room = room_of(bundle, options.memory, options.context, private_bytes())
+    check_provider(options.provider)
+
+    def opened() -> EmbedEngine:
+        if not checked:
+            bundle.check_files_once()
+        return EmbedEngine(bundle, open_for(bundle, options.provider, options.threads, options.strict), room)
+
+    engine = Background(opened)
+    try:
+        text = Text(bundle, spare=options.memory is None)
+    finally:
+        engine.result()
+    return Embedder(bundle, engine.result(), text)
 
 
 def as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
@@ -188,6 +230,8 @@ def make_engine(
         MissingExtraError: the provider's package is not installed.
         BundleError: a graph cannot be loaded, or the provider is strict and does not run all of it.
     """
+    if bundle.manifest.embedding is not None:
+        raise InputError(makes_vectors(bundle.manifest.name))
     check_stated(bundle)
     opened = open_for(bundle, provider, threads, strict)
     if variant.target not in (None, CUDA):

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from edge.embedding_format import EMBEDDER
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ DECODER, TEXT, SPEECH = KINDS = ("decoder", "text", "speech")  # kinds of bundle
 
 
 def kind_of(manifest: Manifest) -> str:
-    """DECODER, TEXT or SPEECH."""
+    """DECODER, TEXT, SPEECH or EMBEDDER."""
+    if manifest.embedding is not None:
+        return EMBEDDER
     if manifest.speech is not None:
         return SPEECH
     return DECODER if manifest.text is None else TEXT

@@ -20,13 +20,14 @@ from edge.export.request.export_request import ExportRequest
 from edge.export.tune.settings import Settings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.text2text_options import Text2TextOptions
+from edge.runtime.embed.embed_options import EmbedOptions
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import Option, fields, has_option, option_of, wanted
 from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 ROOT = Path(__file__).parents[1]
 KEYWORDS = {
-    "runtime/keywords.py": (LoadOptions, GenerateOptions, Text2TextOptions, TranscribeOptions),
+    "runtime/keywords.py": (LoadOptions, GenerateOptions, Text2TextOptions, TranscribeOptions, EmbedOptions),
     "export/request/keywords.py": (ExportRequest,),
 }
 PAGE = "docs/reference/options.md"
@@ -35,6 +36,7 @@ SECTIONS: dict[str, tuple[type[Any], str]] = {
     "Answers": (GenerateOptions, "`generate`, `stream`, `answers` and `chat` of a `Model`, and `edge run`"),
     "Text to text": (Text2TextOptions, "`generate`, `stream` and `candidates` of a `Text2Text`, and `edge run`"),
     "Transcription": (TranscribeOptions, "`transcribe` and `transcribe_stream` of a `Transcriber`, and `edge run`"),
+    "Vectors": (EmbedOptions, "`embed` of an `Embedder`, and `edge embed`"),
     "Export": (ExportRequest, "`edge.export`, and `edge export`"),
     "Tuning": (Settings, "`edge tune`, and its recipes, which name an option as the command line does"),
 }

@@ -16,7 +16,8 @@ from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
 from edge.export.graph.operators import Lowering, Value
-from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup, cut_names
+from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup
+from edge.runtime.kernels.units import cut_names
 
 Lower = Callable[[GraphBuilder], Lowering]
 OPSET = 21

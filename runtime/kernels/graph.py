@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
-from edge.manifest import KV8, KVLayer, Segment
+from edge.manifest import KV8, KVLayer, Manifest, Segment
 from edge.runtime.kernels.chains import are_one, take_chains
 from edge.runtime.kernels.gguf import check_supported, find_gguf, make_ours, refuse_without_kernels, take_gguf
 from edge.runtime.kernels.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
@@ -33,6 +33,7 @@ from edge.runtime.kernels.library import (
     without_kernels,
 )
 from edge.runtime.kernels.nodes import (
+    BY_TEXTS,
     PRODUCT,
     THEIRS,
     add_likeliest,
@@ -120,7 +121,7 @@ def kernel_graph(
             _take(model.graph, products, packed, read)
             files.append(packed.file)
         _drop_unread(model.graph)
-        _take_operators(model.graph, bundle.manifest.kv.layers, units)
+        _take_operators(model.graph, layers_of(bundle.manifest), units)
         inside = {} if apart and units is None else take_chains(model.graph)
         if units is not None and not are_one(model.graph):
             return None
@@ -138,8 +139,15 @@ def kernel_graph(
     model.opset_import.extend(kept)
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    independent = all(is_independent(node) for node in model.graph.node)
+    more = () if bundle.manifest.embedding is None else BY_TEXTS
+    independent = all(is_independent(node, more) for node in model.graph.node)
     return KernelGraph(model, read, independent, inside, files, bool(of_gguf))
+
+
+def layers_of(manifest: Manifest) -> list[KVLayer]:
+    """The heads of a model's layers; of one that keeps nothing of a text, those of all layers once."""
+    dims = manifest.dims
+    return manifest.kv.layers if manifest.embedding is None else [KVLayer(dims.num_kv_heads, dims.head_dim)]
 
 
 def unkept(bundle: Bundle, error: OSError) -> BundleError:

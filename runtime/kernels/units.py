@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.manifest import Segment, cut_names
+from edge.manifest import Segment
 from edge.runtime.kernels.library import DOMAIN
 from edge.runtime.kernels.nodes import FLOAT
 from edge.runtime.kernels.wires import INT, reads
@@ -26,6 +26,12 @@ BOOL = 9  # TensorProto.DataType
 # Inputs that each unit has by itself, and whether a unit's row of all of them keeps the first axis, as one of 1.
 OWN = {"seqlens_k": 0, "total_sequence_length": 0, "key_positions": 0, "attention_bias": 1}
 STREAM = ("x", "added")  # the parts of the residual stream between two units
+
+
+def cut_names(layer: int, part: str) -> tuple[str, str]:
+    """Return the names that graphs give the residual stream after a layer's "attention" or "feed_forward": x, and the
+    term that is added to it."""
+    return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
 
 
 def of_all(name: str) -> str:

@@ -136,17 +136,17 @@ class MemoryModel:
         self._bytes = attends_to_bytes(bundle)
         branched = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # instead of the decoder's
         self._kv8 = 0 if self._bytes else branched  # our kernels need no branches
-        self._tokenizer, self._reading = _tokenizer(bundle, sizes[TOKENIZER])
+        self._tokenizer, self._reading = tokenizer_bytes(bundle, sizes[TOKENIZER])
         groups = {group.name: group for group in manifest.groups}
         looked = [group for name, group in groups.items() if name.endswith("embedding")]
         head = [groups["head"]] if "head" in groups else looked[:1]
         read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
         mapped = map_weights()
-        self._packed = sum(_packed(group, mapped) for group in read)
+        self._packed = sum(packed_bytes(group, mapped) for group in read)
         self._prefill = 0
         if manifest.prefill is not None:  # the second session packs the head too, and holds the rotation twice
             packed = [*manifest.prefill.groups, *head]
-            self._prefill = SESSION + GRAPH * sizes[manifest.graph("prefill").path] + sum(map(_packed, packed))
+            self._prefill = SESSION + GRAPH * sizes[manifest.graph("prefill").path] + sum(map(packed_bytes, packed))
             self._prefill += 2 * manifest.dims.hidden_size**2 * FLOAT
         dims = manifest.dims
         self._feed_forward = _width(groups.get("feed_forward"), dims, dims.intermediate_size)
@@ -157,8 +157,8 @@ class MemoryModel:
             if mapped:
                 self._packed -= self._mapped_rows(groups)
             if self._encoder.precise_layers and "encoder.cross_attention" in groups:
-                self._packed += _packed(groups["encoder.cross_attention"])
-                layers = _packed(groups["encoder.attention"]) + _packed(groups["encoder.feed_forward"])
+                self._packed += packed_bytes(groups["encoder.cross_attention"])
+                layers = packed_bytes(groups["encoder.attention"]) + packed_bytes(groups["encoder.feed_forward"])
                 self._packed += layers * self._encoder.precise_layers // own.num_layers
 
     def _mapped_rows(self, groups: dict[str, TensorGroup]) -> int:
@@ -268,7 +268,7 @@ def _width(group: TensorGroup | None, dims: Dims | EncoderDims, inner: int) -> i
     return inner if group is None else max(inner, group.parameters // (dims.num_layers * dims.hidden_size) - inner)
 
 
-def _packed(group: TensorGroup, mapped: bool = False) -> int:
+def packed_bytes(group: TensorGroup, mapped: bool = False) -> int:
     """Bytes of a group's matrices as the kernels keep them, with zero points. mapped: those in blocks are in files."""
     if not group.block_size:
         return 0 if mapped and group.method in GGUF_FLOATS else group.parameters * FLOAT
@@ -277,7 +277,7 @@ def _packed(group: TensorGroup, mapped: bool = False) -> int:
     return 0 if mapped else group.bytes + group.parameters // group.block_size * BLOCK_SUM
 
 
-def _tokenizer(bundle: Bundle, size: int) -> tuple[int, int]:
+def tokenizer_bytes(bundle: Bundle, size: int) -> tuple[int, int]:
     """Bytes of a tokenizer, and while it is read from a file of `size` bytes."""
     manifest, vocab = bundle.manifest, bundle.manifest.dims.vocab_size
     if manifest.speech is not None:

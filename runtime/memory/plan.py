@@ -26,7 +26,7 @@ class Plan:
         the first finds some room in what loading left."""
         assert self.budget is not None
         once = sum(size for kind, size in self.footprint.running.items() if kind not in EACH)
-        return self.budget - _reserve(self.footprint) - once + LEFT
+        return self.budget - reserve(self.footprint.peak) - once + LEFT
 
     def answer_bytes(self, tokens: int | None = None) -> int:
         """Bytes of one answer whose KV cache has so many tokens; default: those of the demand."""
@@ -46,8 +46,9 @@ class Plan:
 
 def needed(footprint: Footprint) -> int:
     """Return the smallest budget for a run with this predicted footprint."""
-    return footprint.peak + _reserve(footprint)
+    return footprint.peak + reserve(footprint.peak)
 
 
-def _reserve(footprint: Footprint) -> int:
-    return max(math.ceil(footprint.peak * RESERVE), SLACK)
+def reserve(peak: int) -> int:
+    """Bytes that a prediction may be wrong by."""
+    return max(math.ceil(peak * RESERVE), SLACK)

@@ -20,7 +20,8 @@ from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.step import DECODER
 from edge.export.targets.cpu.files import write_graph
-from edge.manifest import SKIP, Manifest, Segment, cut_names
+from edge.manifest import SKIP, Manifest, Segment
+from edge.runtime.kernels.units import cut_names
 from edge.runtime.skip.units import spans
 
 PATH = "graphs/skip.onnx"
