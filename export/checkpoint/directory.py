@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config, quantized
 from edge.export.checkpoint.generation_settings import check_settings
+from edge.export.checkpoint.pooling import MODULES, read_pooling
 from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tensor_names import places, text_name, without_prefix
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
+from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import Format, QTensor
 
 NAME = "directory"
@@ -63,6 +65,12 @@ class DirectoryCheckpoint(FolderCheckpoint):
         stored = {name: each for each in stored_tensors(root) if (name := text_name(each.name))}
         found: _Found = quantized.matrices_of(stored, method, root)
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
+        self.pooling = read_pooling(root)
+        if self.pooling is None and model_config.embeds(self.config):
+            self.pooling = Pooling()
+            self.notes.append(f"{root.name} has no {MODULES}, so that a text's vector is the mean of its tokens'.")
+        if self.pooling is not None:  # which does without a head for tokens
+            self.config["tie_word_embeddings"] = True
         text_config = raw.get("text_config")
         self._raw_config = {**raw, **(text_config if isinstance(text_config, dict) else {})}
         generation = root / "generation_config.json"

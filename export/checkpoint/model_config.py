@@ -168,10 +168,35 @@ def auto_class(config: Mapping[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
     from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
+    if embeds(config):
+        return _Bare
     if not config.get("is_encoder_decoder"):
         return AutoModelForCausalLM
     speech = config["model_type"] in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
     return AutoModelForSpeechSeq2Seq if speech else AutoModelForSeq2SeqLM
+
+
+class _Bare:
+    """Makes a model without the layers that a task adds: to BERT's, a pooling of its own that vectors do without."""
+
+    @staticmethod
+    def from_config(config: Any, **settings: Any) -> Any:
+        """The model."""
+        import inspect
+
+        from transformers import MODEL_MAPPING
+
+        found = MODEL_MAPPING[type(config)]
+        pools = "add_pooling_layer" in inspect.signature(found.__init__).parameters
+        return found._from_config(config, **settings, **({"add_pooling_layer": False} if pools else {}))
+
+
+def embeds(config: Mapping[str, Any]) -> bool:
+    """True if models of this type make vectors of texts, and nothing else."""
+    from edge.export.graph.families import FAMILIES
+
+    kind = str(config.get("model_type"))
+    return kind in FAMILIES and bool(FAMILIES[kind].traits.get("embeds"))
 
 
 def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str) -> None:

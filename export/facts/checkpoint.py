@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import Format, GgufTensor, QTensor
 from edge.manifest import Tokens
 from edge.runtime.mapped_file import MappedFile, mapped_file
@@ -53,9 +54,15 @@ class Checkpoint(Protocol):
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
     files: Sequence[Path] = ()  # of a GGUF, in the order in which its tensors count them
+    pooling: Pooling | None = None  # of one that makes vectors of texts
     notes: Sequence[str] = ()  # what a person should know of how it was read, in sentences
     config: dict[str, Any]
     generation: dict[str, Any]  # generation_config.json's content, or what else says the same; empty where nothing does
+
+    @property
+    def embeds(self) -> bool:
+        """True if it makes vectors of texts."""
+        return self.pooling is not None
 
     @property
     def tokenizer(self) -> TokenizerFiles: ...

@@ -90,6 +90,7 @@ class LlamaLike:
     residual_scale: float = 1.0
     head_scale: float = 1.0
     softcap: float | None = None
+    both_ways: bool = False  # tokens attend to those after them too, as far as the window goes
 
     def shapes(self, config: Any, norms: Norms) -> dict[str, tuple[int, ...]]:
         """The tensors of the model, by transformers' names."""

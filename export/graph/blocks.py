@@ -94,14 +94,16 @@ class HeadNorm(RMSNorm):
 class ResidualLayerNorm(nn.Module):
     """The layer norm of the residual stream, with weight and bias: returns it, and the stream added up.
 
-    many_rows: of an encoder's long input.
+    many_rows: of an encoder's long input. biased: the checkpoint has a bias.
     """
 
-    def __init__(self, weights: Weights, name: str, eps: float = 1e-5, *, many_rows: bool = False):
+    def __init__(self, weights: Weights, name: str, eps: float = 1e-5, *, many_rows: bool = False, biased: bool = True):
         super().__init__()
         self.eps = eps
         self.weight = norm_weight(weights, name, 0.0)
-        self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
+        bias = f"{name}.bias"
+        lacking = {} if biased else {bias: int(self.weight.shape[0])}
+        self.bias = weights.vector([bias], bias, "norm", zeros=lacking)
         self.many_rows = many_rows
 
     def forward(self, op: Lowering, stream: Stream) -> tuple[Value, Value]:

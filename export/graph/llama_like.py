@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.export.facts.family import GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
 from edge.export.graph.blocks import Attention, GatedMLP, HeadNorm, ResidualNorm, RMSNorm
+from edge.export.graph.both_ways import BothWays
 from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_tables
 from edge.export.graph.stacks import Decoder, DecoderLayer, Residual, TextStart
@@ -37,8 +38,13 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             return HeadNorm(weights, name, count, heads.dim, eps, offset)
         return RMSNorm(weights, name, eps, offset=offset)
 
-    def attention(i: int) -> Attention:
-        return Attention(
+    def window(i: int) -> int | None:
+        found = window_of(config, i) if like.windowed else None
+        return found // 2 + 1 if found is not None and like.both_ways else found  # half of it on each side
+
+    def attention(i: int) -> Attention | BothWays:
+        kind = BothWays if like.both_ways else Attention
+        return kind(
             weights,
             f"model.layers.{i}.self_attn",
             i,
@@ -46,7 +52,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             names=like.attention,
             bias=like.bias,
             rope=like.rope(i),
-            window=window_of(config, i) if like.windowed else None,
+            window=window(i),
             qk_norm=None if like.qk_norm is None else qk_norm,
             scale=like.scale,
             softcap=like.attention_softcap,

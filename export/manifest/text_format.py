@@ -34,7 +34,7 @@ def text_format(checkpoint: Checkpoint) -> TextFormat:
         CheckpointError: the checkpoint has no tokenizer, or does not say what its decoder begins with.
     """
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
-    prefix, suffix = _around(tokenizer)
+    prefix, suffix = around(tokenizer)
     languages = _languages(checkpoint, tokenizer)
     start = _setting(checkpoint, "decoder_start_token_id")
     named = _family(checkpoint).languages
@@ -130,7 +130,7 @@ def _setting(checkpoint: Checkpoint, name: str) -> Any:
     return checkpoint.config.get(name) if value is None else value
 
 
-def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The tokens that the tokenizer's own post-processor puts before and after a text."""
     bare = tokenizer.encode(SAMPLE, add_special_tokens=False).ids
     full = tokenizer.encode(SAMPLE, add_special_tokens=True).ids

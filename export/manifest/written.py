@@ -13,6 +13,7 @@ from edge.bundle import GOLDEN, BundleWriter
 from edge.export.facts.progress import Progress
 from edge.export.facts.tensors import FLOATS, FloatTensor, RowsTensor, Weight
 from edge.golden import Golden
+from edge.golden_vectors import GoldenVectors
 from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.check.golden import GoldenInput, record_form, record_golden
 from edge.runtime.engine.engine import Engine
@@ -97,5 +98,5 @@ def record(engine: Engine, inputs: Sequence[GoldenInput], tokens: int) -> Golden
     return dataclasses.replace(golden, forms=[record_form(engine, golden, PREFILL)])
 
 
-def write_golden(writer: BundleWriter, golden: Golden) -> None:
+def write_golden(writer: BundleWriter, golden: Golden | GoldenVectors) -> None:
     writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden), indent=1) + "\n")

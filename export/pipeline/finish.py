@@ -25,6 +25,7 @@ from edge.export.pipeline.routers import Routers, write_routers
 from edge.export.quantize.method import Options
 from edge.gguf_parts import GGUF
 from edge.golden import Golden
+from edge.golden_vectors import GoldenVectors
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
 from edge.runtime.check.golden import GoldenInput, record_form
 from edge.runtime.check.perplexity import CHUNK
@@ -63,10 +64,10 @@ class StagedDecoder:
 
 @dataclass(frozen=True)
 class Staged:
-    """Result of the first stage. result: a decoder that is still to be run, or an encoder-decoder's manifest and golden
-    answers. draft_text: tokens of a decoder's answers to count a table for drafts from."""
+    """Result of the first stage. result: a decoder that is still to be run, or the manifest and golden answers of
+    another model. draft_text: tokens of a decoder's answers to count a table for drafts from."""
 
-    result: StagedDecoder | tuple[Manifest, Golden]
+    result: StagedDecoder | tuple[Manifest, Golden | GoldenVectors]
     routers: Routers | None
     draft_text: int = 0
 
@@ -76,6 +77,7 @@ def finish(
 ) -> Manifest:
     """Check the written graphs, record golden answers, and write the files that need the graphs. Returns the
     manifest."""
+    golden: Golden | GoldenVectors
     if isinstance(staged.result, StagedDecoder):
         manifest, golden = finish_decoder(
             writer, staged.result, Options(progress=progress, effort=request.effort),

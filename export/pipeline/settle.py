@@ -39,6 +39,8 @@ class Plan:
 def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
     """Return the plan of an export. Refuses a request that the checkpoint cannot fulfil, as far as its configuration
     tells."""
+    if checkpoint.embeds:
+        _refuse_others(request, checkpoint.name)
     routers = read_routers(checkpoint)
     chosen = choose(
         checkpoint,
@@ -63,3 +65,21 @@ def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], 
     name = request.name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     say(described(checkpoint, chosen.weights))
     return Plan(request, checkpoint, name, chosen, routers, target)
+
+
+def _refuse_others(request: ExportRequest, name: str) -> None:
+    """Raise InputError for options of models that answer."""
+    given = {
+        "--encoder-weights": request.encoder_weights,
+        "--decoder-weights": request.decoder_weights,
+        "--prefill-weights": request.prefill_weights == "int8",
+        "--symmetric": request.symmetric,
+        "--bits, --size and --perplexity": request.limited,
+        "--draft-text": request.draft_text,
+        "--segments": request.segments,
+        "--calibration": request.calibration,
+        "--target": request.target,
+    }
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{name} makes vectors of texts; {option} is for models that answer.")

@@ -20,6 +20,8 @@ from edge.export.request.memory import DRAFTS, Request, leave_out
 
 def stage(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable[[str], None]) -> Staged:
     """Write all that needs the checkpoint."""
+    if plan.checkpoint.pooling is not None:
+        return _embedder(plan, writer, progress, say)
     both = bool(plan.checkpoint.config.get("is_encoder_decoder"))
     return (_encoder_decoder if both else _decoder)(plan, writer, progress, say)
 
@@ -72,3 +74,11 @@ def _encoder_decoder(plan: Plan, writer: BundleWriter, progress: Progress, say: 
     asked = Request("+".join(dict.fromkeys(weights)), Options(chosen.block_size), chosen.context)
     leave_out(checkpoint, asked, request.limit, say)
     return Staged(write_encoder_decoder(plan, weights, writer, progress, say), plan.routers)
+
+
+def _embedder(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable[[str], None]) -> Staged:
+    from edge.export.pipeline.embedder import write_embedder
+
+    checkpoint, chosen = plan.checkpoint, plan.chosen
+    leave_out(checkpoint, Request(chosen.weights, Options(chosen.block_size), chosen.context), plan.request.limit, say)
+    return Staged(write_embedder(plan, writer, progress, say), None)

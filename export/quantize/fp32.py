@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 NAME = "fp32"
 HELP = "32-bit floating point"
-TRAITS = {"bits": 32, "max_kl": 1e-3, "min_top1": 0.99, "encoder": True, "decoder": True}
+TRAITS = {"bits": 32, "max_kl": 1e-3, "min_top1": 0.99, "encoder": True, "decoder": True, "embedder": True}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

@@ -24,6 +24,7 @@ NAME = "int4"
 HELP = "4 bits, calibrated on text"
 TRAITS = {
     "bits": 4, "blocks": True, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True, "decoder": True,
+    "embedder": True,
 }  # fmt: skip
 
 

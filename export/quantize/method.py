@@ -44,7 +44,8 @@ class Method(Protocol):
 
     Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near, and
     `min_top1`, the share of equal likeliest tokens; `blocks`, `symmetric` and `budget`, whether the options of these
-    names apply; `encoder` and `decoder`, whether that part of an encoder-decoder can have it; for the memory model
+    names apply; `encoder` and `decoder`, whether that part of an encoder-decoder can have it, and
+    `embedder`, whether a model for vectors can; for the memory model
     `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run; `gguf_blocks`,
     whether graphs read a file's blocks, which no check compares.
     The file may have a function `observer`, too: see `quantize.observer`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "int8"
 HELP = "8 bits, smoothed on text"
-TRAITS = {"bits": 8, "blocks": True, "max_kl": 0.1, "encoder": True, "decoder": True}
+TRAITS = {"bits": 8, "blocks": True, "max_kl": 0.1, "encoder": True, "decoder": True, "embedder": True}
 
 CACHED = 2**16  # weights that are rounded at a time
 INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md

@@ -11,7 +11,7 @@ from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
 from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, Format, has_gguf_blocks, matrices
-from edge.export.graph.families import find_family
+from edge.export.graph.families import FAMILIES, find_family
 from edge.export.manifest.tokenizer import compact
 from edge.export.quantize.rtn import INT8_BLOCK
 from edge.gguf_parts import GGUF
@@ -52,6 +52,9 @@ class Named(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def embeds(self) -> bool: ...
 
     def names(self) -> list[str]: ...
 
@@ -106,7 +109,7 @@ def choose_weights(
     """Return the weights alone, by the rules of `choose`."""
     if weights is not None:
         return weights
-    both = bool(checkpoint.config.get("is_encoder_decoder"))
+    both = bool(checkpoint.config.get("is_encoder_decoder")) or checkpoint.embeds
     if not both and not anew and _is_folder(checkpoint) and any(map(checkpoint.form, checkpoint.names())):
         return "keep"
     stated = None if quick else _defaults(checkpoint).get("weights")
@@ -229,15 +232,18 @@ def _rotary(checkpoint: Checkpoint, context: int) -> int:
 
 def _context(checkpoint: Checkpoint, asked: int | None) -> int:
     """Return the bundle's context: as asked for, within the model's; default: the model's, up to MAX_CONTEXT."""
+    pooling = checkpoint.pooling
     stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
     most = int(next((s for s in stated if s), MAX_CONTEXT))
+    if pooling is not None and FAMILIES[checkpoint.config["model_type"]].traits.get("offset"):
+        most -= int(checkpoint.config["pad_token_id"]) + 1  # rows of the positions' table that no token has
     if most < MIN_CONTEXT:
         raise CheckpointError(
             f"The configuration of {checkpoint.name} gives it a context of {most} tokens, and no model has less than "
             f"{MIN_CONTEXT}; fetch it again."
         )
-    if asked is None:
-        return min(most, MAX_CONTEXT)
+    if asked is None:  # of vectors as long as the model's makers have it
+        return min(most, MAX_CONTEXT, most if pooling is None else pooling.max_length or most)
     if asked < MIN_CONTEXT:
         raise InputError(f"A context of {asked} tokens is too small; choose --max-context {MIN_CONTEXT} or more.")
     if asked > most:

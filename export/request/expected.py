@@ -66,6 +66,8 @@ DRAFTS = 16_000  # tokens to draft from
 
 def expected(model: Named, asked: Asked) -> Stages | None:
     """Return each stage with its seconds on this machine; None if no such export was measured."""
+    if model.embeds:
+        return None
     names = [name for name in model.names() if len(model.shape(name)) > 1]
     if model.config.get("is_encoder_decoder"):
         speech, t5 = (

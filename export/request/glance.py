@@ -14,10 +14,12 @@ from typing import Any
 from edge import names
 from edge.adapter import is_adapter
 from edge.errors import EdgeError
+from edge.export.graph.families import FAMILIES
 from edge.gguf_parts import name_of
 from edge.home import expanded
 
 SHARDS = "model.safetensors.index.json"
+MODULES = "modules.json"  # of sentence-transformers
 QUANTIZED = ("quantization_config", "compression_config")  # of a folder: its tensors are not the model's
 MAX_HEADER = 1 << 26  # bytes; the names of 100,000 tensors take 12 MB
 HALVES = ("encoder.", "enc.")  # in names of tensors that only encoder-decoders have
@@ -33,6 +35,8 @@ class Glance:
     kind: str
     shapes: Mapping[str, tuple[int, ...]]
     types: Mapping[str, str]
+
+    embeds = False  # a model for vectors gets no glance
 
     @property
     def config(self) -> dict[str, Any]:
@@ -87,6 +91,9 @@ def _in_folder(root: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
     folders."""
     config = json.loads((root / "config.json").read_text(encoding="utf-8"))
     if is_adapter(root) or any(config.get(key) for key in QUANTIZED):
+        return
+    kind = config.get("model_type")
+    if (root / MODULES).is_file() or (kind in FAMILIES and FAMILIES[kind].traits.get("embeds")):
         return
     files = ["model.safetensors"]
     if not (root / files[0]).is_file():

@@ -50,6 +50,7 @@ ATTENTION = 5  # copies of the scores [heads, S, S], where attention hands them 
 STATES = 6  # of each of a layer's activations
 CHECKED = 10  # rows of logits that are compared, and what that makes of them
 SCALED = 7  # floats of each block whose scale is tuned: itself, its change, gradients and moments
+PARAGRAPH = 512  # tokens of a text that vectors are compared on
 SENTENCE, HEAD_DIM = 64, 32  # tokens of an encoder-decoder's check at most, and channels of its heads at least
 ROUNDED = 1.5  # bytes of an encoder's or a decoder's weights in 8 bits: some are packed twice
 STACKED = 2  # copies of matrices that are stored as one
@@ -126,6 +127,8 @@ def program_bytes(request: Request) -> int:
 
 def stages_of(checkpoint: Checkpoint, request: Request) -> list[Stage]:
     """Return the stages of a decoder's or an encoder-decoder's export in their order."""
+    if checkpoint.pooling is not None:
+        return list(_embedder(checkpoint, request))
     if checkpoint.config.get("is_encoder_decoder"):
         return list(_encoder_decoder(checkpoint, request.weights))
     return list(_decoder(checkpoint, request))
@@ -340,3 +343,15 @@ def _encoder_decoder(checkpoint: Checkpoint, weights: str) -> Iterator[Stage]:
     yield Stage("writing the weights", (2 * READING + STACKED) * largest * FLOAT)
     packed = total * (FLOAT if "fp32" in weights else ROUNDED)
     yield Stage("the written graphs", math.ceil(packed) + 2 * running + logits)
+
+
+def _embedder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
+    """Yield the stages of a model for vectors with upper bounds, of which none is left out."""
+    shapes = [checkpoint.shape(name) for name in matrices(checkpoint)]
+    total, largest = sum(map(math.prod, shapes)), max(map(math.prod, shapes))
+    width, rows = max(min(shape) for shape in shapes), min(request.context, PARAGRAPH)
+    running = (rows * 12 * width * STATES + width // HEAD_DIM * rows**2 * ATTENTION) * FLOAT
+    if request.compare:
+        yield Stage("the float32 model's vectors", (total + READING * largest) * FLOAT + running)
+    yield Stage("writing the weights", (2 * READING + STACKED) * largest * FLOAT)
+    yield Stage("the written graph", total * FLOAT + 2 * running)

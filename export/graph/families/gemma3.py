@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.errors import ExportError
 from edge.export.facts.family import GGUF, LlamaLike, Norms
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.llama_like import llama_like
@@ -14,8 +13,7 @@ TRAITS = {"gguf": "gemma3"}
 
 
 def layers(config: Any) -> LlamaLike:
-    if config.use_bidirectional_attention:
-        raise ExportError("Gemma 3 with bidirectional attention is an encoder; only decoders can be exported.")
+    both_ways = bool(config.use_bidirectional_attention)
     return LlamaLike(
         bias=config.attention_bias,
         qk_norm="head",
@@ -24,6 +22,7 @@ def layers(config: Any) -> LlamaLike:
         activation=config.hidden_activation,
         embedding_scale=config.hidden_size**0.5,
         softcap=config.final_logit_softcapping,
+        both_ways=both_ways,
     )
 
 

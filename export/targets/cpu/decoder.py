@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
@@ -18,6 +19,20 @@ from edge.export.targets.cpu.files import write_graph
 from edge.export.targets.cpu.lowering import CPU
 from edge.export.targets.cpu.prefill import build_prefill
 from edge.manifest import Dims
+
+
+def decoder_dims(config: Any) -> Dims:
+    """The sizes of a decoder like Llama."""
+    heads = heads_of(config)
+    return Dims(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=heads.query,
+        num_kv_heads=heads.key_value,
+        head_dim=heads.dim,
+        vocab_size=config.vocab_size,
+    )
 
 
 def build_decoder(
@@ -46,18 +61,8 @@ def build_decoder(
             writer, "decoder", DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True, lower=CPU).graph
         )
     ]
-    heads = heads_of(config)
-    dims = Dims(
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=heads.query,
-        num_kv_heads=heads.key_value,
-        head_dim=heads.dim,
-        vocab_size=config.vocab_size,
-    )
     form = None
     if prefill is not None:
         graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
-    return Built(name, dims, kv, store.groups(), graphs, form, short_rope(config, max_context))
+    return Built(name, decoder_dims(config), kv, store.groups(), graphs, form, short_rope(config, max_context))
