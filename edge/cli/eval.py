@@ -179,7 +179,7 @@ class _Subject:
 
 
 def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | None) -> _Subject:
-    from edge.bundle import open_bundle
+    from edge.cli.answering import open_answering
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
     from edge.runtime.costs.measured import open_for
     from edge.runtime.engine.engine import Engine
@@ -188,7 +188,7 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     from edge.runtime.load import open_engine
     from edge.runtime.text.tokenizer import Text
 
-    bundle = open_bundle(path)
+    bundle = open_answering(path)
     check_decoder(bundle)
     check_window(args.window, bundle.manifest.context)
     bundle.check_files_once()

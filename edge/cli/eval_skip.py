@@ -7,7 +7,7 @@ import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 
-from edge.bundle import open_bundle
+from edge.cli.answering import open_answering
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError, MissingExtraError
@@ -25,7 +25,7 @@ def run_skip(args: argparse.Namespace, content: str) -> None:
     check_plot(args.plot)
     window = args.window
     skips = [args.skip] if args.sweep is None else settings(args.skip, args.sweep)
-    bundle = open_bundle(args.bundle)
+    bundle = open_answering(args.bundle)
     check_decoder(bundle)
     check_window(window, bundle.manifest.context)
     with stages() as (progress, _):

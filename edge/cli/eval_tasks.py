@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle
 from edge.cli import scores
+from edge.cli.answering import open_answering
 from edge.cli.eval_skip import check_plot, figure_of, settings
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
@@ -84,7 +85,7 @@ def run_task(args: argparse.Namespace, name: str) -> None:
     task.score(["a b"], [["a b"]])  # what scoring needs is missed before anything is answered
     items = read_items(file, task)[: args.limit]
     skips = [OFF] if skip is None else [OFF, *([skip] if args.sweep is None else settings(skip, args.sweep))]
-    bundle = open_bundle(args.bundle)
+    bundle = open_answering(args.bundle)
     provider = open_for(bundle, args.provider, args.threads, args.strict)
     dtype = _check_settings(bundle, skips, speculate, args.kv, provider)
     found = []

@@ -105,7 +105,12 @@ def _show(bundle: Bundle, seconds: float) -> None:
     from edge.runtime.memory.process import held
 
     out, manifest, figures = console(), bundle.manifest, bundle.manifest.quality
-    if figures:
+    if "cosine_mean" in figures:
+        rows = table("The bundle against the model in float32", f"on {figures['check_texts']:.0f} texts", "", text=1)
+        rows.add_row("cosine of its vectors, mean", f"{figures['cosine_mean']:.5f}")
+        rows.add_row("cosine of its vectors, smallest", f"{figures['cosine_min']:.5f}")
+        out.print(rows)
+    elif figures:
         title, tokens = "The bundle against the model in float32", f"on {figures['check_tokens']:.0f} tokens"
         rows = table(title, tokens, "float32", "bundle", text=1)
         if "perplexity" in figures:

@@ -95,6 +95,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "chat_format": manifest.chat_format is not None,
         "generation": fields["generation"],
         "thinking": fields["thinking"],
+        **({} if manifest.embedding is None else {"embedding": fields["embedding"]}),
         "source": fields["source"],
         "files": fields["files"],
         "bytes": sum(file.size for file in manifest.files),
@@ -115,9 +116,10 @@ def _show(manifest: Manifest) -> None:
         "attention": f"{dims.num_heads} heads, {dims.num_kv_heads} KV heads, head size {dims.head_dim}"
         + (f"; {sliding} layers see the last {', '.join(map(str, windows))} tokens" if sliding else ""),
         "vocabulary": f"{dims.vocab_size:,}",
-        "context": f"{manifest.context:,} tokens, {shown_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each",
-        "chat template": _chats(manifest),
-        **_settings(manifest),
+        **_of_vectors(manifest),
+        "context": f"{manifest.context:,} tokens"
+        + (f", {shown_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each" if kv.layers else ""),
+        **({"chat template": _chats(manifest), **_settings(manifest)} if manifest.embedding is None else {}),
         "source": f"{source.name} ({source.kind})",
         "licence": source.licence or "not stated by the source",
         "producer": f"{manifest.producer}, format {manifest.format_version}",
@@ -176,6 +178,19 @@ def _show_placement(bundle: Bundle, args: argparse.Namespace) -> None:
         return
     console().print(f"{bundle.manifest.name} on {provider.name} ({'; '.join(described(provider.devices()))})")
     show_placement(placement, console())
+
+
+def _of_vectors(manifest: Manifest) -> dict[str, str]:
+    """Rows on a model's vectors, where it makes some."""
+    given = manifest.embedding
+    if given is None:
+        return {}
+    how = {"mean": "the mean of a text's tokens", "cls": "a text's first token", "last": "a text's last token"}
+    made = how.get(given.pooling, "the largest number of a text's tokens")
+    rows = {"vectors": f"{given.width} numbers, {made}" + (", at length 1" if given.normalized else "")}
+    if given.prompts:
+        rows["prompts"] = ", ".join(each[:60] for each in given.prompts)[:300]
+    return rows
 
 
 def _chats(manifest: Manifest) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle
+from edge.cli.answering import open_answering
 from edge.cli.arguments import Parser, add_bundle, add_field, add_json
 from edge.cli.tables import console, labelled, print_json, table
 from edge.manifest import KV8
@@ -58,7 +59,7 @@ def command(args: argparse.Namespace) -> None:
     speculate, context = args.speculate, args.context
     check_name(speculate)
     check_provider(args.provider)
-    opened = open_bundle(args.bundle)
+    opened = open_answering(args.bundle)
     opened.check_sizes()
     if provider_name(args.provider) == CUDA:
         from edge.cli.plan_device import plan_device

@@ -138,14 +138,14 @@ def _measure(
     path: Path, options: ProfileOptions, skips: str | None, *, with_ops: bool
 ) -> tuple[Profile, Sequence[ProfiledStep]]:
     """The profile of a bundle, and with its operators a run of them to be told as a trace. skips: policies."""
-    from edge.bundle import open_bundle
+    from edge.cli.answering import open_answering
     from edge.cli.profile_skipped import checked, telling
     from edge.runtime.costs.curve import store
     from edge.runtime.profile.profile import profile, settled
     from edge.runtime.profile.skipped import measure
 
     story: Sequence[ProfiledStep] = ()
-    bundle = open_bundle(path)
+    bundle = open_answering(path)
     options = settled(bundle, options)
     policies = None if skips is None else checked(bundle, skips, options)
     others = (OPS_SHARE + PEAKS_SHARE if with_ops else 0) + (0 if policies is None else SKIP_SHARE)

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle
+from edge.cli.answering import open_answering
 from edge.cli.export import stages
 from edge.cli.tables import console, table
 from edge.errors import InputError
@@ -31,7 +32,7 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
         check_name(name)
         if name == OFF:
             raise InputError("Plain decoding is measured with every drafter; omit --drafter off.")
-    bundle = open_bundle(path)
+    bundle = open_answering(path)
     if bundle.manifest.encoder is not None:
         raise InputError(f"{path} is no decoder, and drafters are measured on decoders alone.")
     names = list(dict.fromkeys(drafters))

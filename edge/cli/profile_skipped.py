@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle
+from edge.cli.answering import open_answering
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
@@ -21,7 +22,7 @@ from edge.runtime.skip.loss import shown
 
 def profile_skipped(path: Path, skips: str, options: ProfileOptions, as_json: bool) -> None:
     """Measure policies and print a table or JSON."""
-    bundle = open_bundle(path)
+    bundle = open_answering(path)
     options = settled(bundle, options)
     names = checked(bundle, skips, options)
     bundle.check_files_once()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.bundle import open_bundle
+from edge.cli.answering import open_answering
 from edge.cli.arguments import Parser, add_bundle
 from edge.errors import InputError
 
@@ -38,7 +38,7 @@ def command(args: argparse.Namespace) -> None:
     from edge.cli.push_app import check_app
     from edge.cli.reports import check_target
 
-    bundle = open_bundle(args.bundle)
+    bundle = open_answering(args.bundle)
     measured = bundle.manifest.kind == "decoder"
     if args.output is not None and not measured:
         raise InputError(f"--output names the profile's file, and {ONLY}; omit it for {bundle.manifest.name}.")

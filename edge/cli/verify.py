@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge.bundle import Bundle, open_bundle
 from edge.cli.arguments import Parser, add_bundle, add_field
 from edge.cli.tables import console
-from edge.errors import BundleError
+from edge.errors import BundleError, InputError
 from edge.manifest import KV8
 from edge.targets import TARGETS
 
@@ -56,6 +56,13 @@ def command(args: argparse.Namespace) -> None:
     files = _check_files(opened)
     forget_packed(opened)  # so that what answers is made of these files
     provider = open_for(opened, args.provider, args.threads, args.strict)
+    if opened.manifest.embedding is not None:
+        from edge.cli.verify_vectors import verify_vectors
+
+        if args.emit is not None:
+            raise InputError(f"{opened.manifest.name} makes vectors of texts; --emit is for models that answer.")
+        verify_vectors(opened, files, provider)
+        return
     _tell(opened, files, _replay(opened, provider))
     if args.emit is not None:
         _emit(opened, args.emit, provider)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from sounds import tone, write_wave
+from tiny_embedders import tiny_embedder
 from tiny_encoder_decoders import t5_bundle, whisper_bundle
 
+import edge
 from edge.bundle import Bundle
 from edge.cli.arguments import Parser
 from edge.cli.main import COMMANDS, main
@@ -41,9 +43,10 @@ BUNDLES = {
     "segmented": ["MODEL.edge", "TUNED.edge", "OTHER"],
     "translator": ["en-de.edge", "corrector.edge"],
     "speech": ["whisper.edge"],
+    "vectors": ["minilm.edge"],
 }
 FORMS = {"person.json": '{"type": "object"}', "answer.lark": 'start: "yes" | "no"'}
-TEXTS = ["FILE", "text.txt", "report.txt", "prompts.txt", "sentences.txt", "in.txt"]
+TEXTS = ["FILE", "text.txt", "texts.txt", "report.txt", "prompts.txt", "sentences.txt", "in.txt"]
 # What no tiny bundle here has, or a test of its own runs, or takes a device, a download or minutes.
 ELSEWHERE = re.compile(
     r"--(provider|prefill-graph|torch|qa|summarize|translate|plot|drafter|from|compare)\b|--skip first|--sweep skip"
@@ -99,12 +102,13 @@ def put_forms(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory, pristine_tiny_bundle: Bundle, by_layer: Bundle) -> Path:
     """A folder with everything that the pages' commands name."""
-    folder = tmp_path_factory.mktemp("kitchen")
+    folder, embedder = tmp_path_factory.mktemp("kitchen"), tmp_path_factory.mktemp("embedder")
     made = {
         "decoder": pristine_tiny_bundle,
         "segmented": by_layer,
         "translator": t5_bundle(tmp_path_factory.mktemp("t5")),
         "speech": whisper_bundle(tmp_path_factory.mktemp("whisper")),
+        "vectors": edge.export(tiny_embedder(embedder / "tiny"), embedder / "tiny.edge", check=False),
     }
     for kind, names in BUNDLES.items():
         for name in names:

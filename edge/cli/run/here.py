@@ -57,7 +57,7 @@ def _bundles() -> Iterable[Here]:
     for bundle in kept():
         manifest = bundle.manifest
         name = names.get(bundle.root.name, manifest.name)
-        what = f"{manifest.family}, {manifest.weights}"
+        what = f"{manifest.family}, {manifest.weights}" + (", vectors" if manifest.embedding is not None else "")
         yield Here(name, BUNDLE, what, sum(bundle.sizes.values()), last_used(bundle.root), bundle.root)
 
 
