@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edge.runtime.load import start
+from edge.embedding_format import EMBEDDER
+from edge.runtime.load import OF_EMBEDDERS, open_embedder, start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import DECODER, SPEECH, TEXT, kind_of
 from edge.serve.refusal import BAD, UNKNOWN, Refusal, WorkerClosed
@@ -23,6 +24,7 @@ DOES = {
     DECODER: "answers prompts; ask it at /v1/chat/completions",
     TEXT: "turns one text into another; ask it at /v1/completions",
     SPEECH: "hears speech; ask it at /v1/audio/transcriptions",
+    EMBEDDER: "makes vectors of texts; ask it at /v1/embeddings",
 }
 LATEST = ":latest"  # what Ollama's clients add to a name
 WAIT_S = 0.05
@@ -63,7 +65,7 @@ class Models:
         return dict(self._workers)
 
     def kind(self, name: str) -> str:
-        """DECODER, TEXT or SPEECH."""
+        """DECODER, TEXT, SPEECH or EMBEDDER."""
         return kind_of(self.bundles[name].manifest)
 
     def check_kind(self, name: str, kind: str) -> None:
@@ -119,6 +121,9 @@ class Models:
     def _load(self, name: str) -> Worker | Single:
         from edge.runtime.model import Model
 
+        if self.kind(name) == EMBEDDER:
+            given = {each: getattr(self._options, each) for each in OF_EMBEDDERS if each != "context"}
+            return Single(open_embedder(self.bundles[name], LoadOptions(**given)), queue=self._queue)
         options = self._options if self.kind(name) == DECODER else replace(self._options, beams=None)
         loading = start(self.bundles[name], options)
         try:

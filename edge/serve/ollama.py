@@ -72,7 +72,7 @@ async def show(server: Server, request: Request) -> Response:
                 "general.architecture": manifest.family,
                 f"{manifest.family}.context_length": manifest.context,
             },
-            "capabilities": ["completion"]
+            "capabilities": ["completion" if manifest.embedding is None else "embedding"]
             + (["tools"] if "tools" in (manifest.chat_template or "") else [])
             + (["thinking"] if manifest.thinking is not None else []),
         }

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
-from edge.serve import audio, ollama, openai
+from edge.serve import audio, embeddings, ollama, openai
 from edge.serve.answering import in_time
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
@@ -87,6 +87,7 @@ class Server:
             _route(self, "GET", "/v1/models/{name:path}", openai.model),
             _route(self, "POST", "/v1/chat/completions", openai.chat_completions),
             _route(self, "POST", "/v1/completions", openai.completions),
+            _route(self, "POST", "/v1/embeddings", embeddings.embeddings),
             _route(self, "POST", "/v1/audio/transcriptions", audio.transcriptions),
             _route(self, "POST", "/v1/audio/translations", audio.translations),
             _route(self, "GET", "/api/version", ollama.version),
@@ -95,6 +96,8 @@ class Server:
             _route(self, "POST", "/api/show", ollama.show),
             _route(self, "POST", "/api/chat", ollama.chat),
             _route(self, "POST", "/api/generate", ollama.generate),
+            _route(self, "POST", "/api/embed", embeddings.ollama),
+            _route(self, "POST", "/api/embeddings", embeddings.ollama_one),
         ]
         handlers = {404: _nowhere, 405: _nowhere}
         self.app = Starlette(
