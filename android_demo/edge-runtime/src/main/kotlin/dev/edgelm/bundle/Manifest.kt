@@ -18,6 +18,7 @@ import kotlinx.serialization.json.jsonPrimitive
 const val FORMAT_VERSION = 2
 
 private const val GGUF = "gguf" // weights in the blocks of a GGUF file, which edge's own kernels alone compute
+private const val EMBEDDER = "embedder" // the kind of a model that makes vectors of texts
 
 /** Sizes of the decoder. */
 @Serializable
@@ -231,6 +232,9 @@ data class Manifest(
     private fun check(where: String) {
         if (states.isNotEmpty()) {
             throw BundleException("$where is of a model whose layers have states, which this app does not run; choose another model.")
+        }
+        if (kind == EMBEDDER) {
+            throw BundleException("$where is of a model that makes vectors of texts, which this app does not do; choose another model.")
         }
         if (weights == GGUF) {
             throw BundleException(

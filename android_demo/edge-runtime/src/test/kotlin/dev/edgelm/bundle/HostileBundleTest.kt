@@ -104,6 +104,13 @@ class HostileBundleTest {
     }
 
     @Test
+    fun `a model that makes vectors is refused`() {
+        refused("makes vectors of texts, which this app does not do") {
+            parse(with(listOf("kind"), JsonPrimitive("embedder")).toString())
+        }
+    }
+
+    @Test
     fun `the weights of a GGUF file as they are are refused`() {
         refused("weights of a GGUF file as they are, which this app does not run") {
             parse(with(listOf("weights"), JsonPrimitive("gguf")).toString())
