@@ -102,7 +102,7 @@ class ResidualLayerNorm(nn.Module):
         self.eps = eps
         self.weight = norm_weight(weights, name, 0.0)
         bias = f"{name}.bias"
-        lacking = {} if biased else {bias: int(self.weight.shape[0])}
+        lacking = {} if biased else {bias: len(weights.read(f"{name}.weight"))}
         self.bias = weights.vector([bias], bias, "norm", zeros=lacking)
         self.many_rows = many_rows
 

@@ -6,6 +6,7 @@ B is the number of texts, T of tokens of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 from onnxscript import nn
@@ -78,7 +79,7 @@ class TextStep(nn.Module):
     """The step of whole texts: positions from 0 on, empty caches, rotary tables, and windows of layers that attend both
     ways. attention: of the layers, in their order."""
 
-    def __init__(self, attention: Iterable[nn.Module], rope: Mapping[str, RotaryTable]):
+    def __init__(self, attention: Iterable[Attention | BothWays], rope: Mapping[str, RotaryTable]):
         super().__init__()
         self.attention = list(attention)
         self.rope = dict(rope)
@@ -98,7 +99,8 @@ class TextStep(nn.Module):
             if isinstance(attention, Attention) and shape not in empty:
                 sizes = op.Concat(count, op.Constant(value_ints=[shape[0], 0, shape[1]]), axis=0)
                 empty[shape] = op.ConstantOfShape(sizes)
-            step.past.append((empty.get(shape), empty.get(shape)))
+            if shape in empty:
+                step.past.append((empty[shape], empty[shape]))
             if isinstance(attention, BothWays) and (window := attention.window) is not None:
                 if window not in biases:
                     far = op.Abs(op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1])))
@@ -115,7 +117,8 @@ class OfDecoder(nn.Module):
     def __init__(self, decoder: Decoder):
         super().__init__()
         self.decoder = decoder
-        self.step = TextStep([layer.attention.block for layer in decoder.layers], decoder.rope)
+        layers: list[Any] = [*decoder.layers]
+        self.step = TextStep([layer.attention.block for layer in layers], decoder.rope)
 
     def forward(self, op: Lowering, ids: Value) -> Value:
         step = self.step(op, ids)

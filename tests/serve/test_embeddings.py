@@ -20,7 +20,7 @@ from edge.bundle import Bundle
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     root = tmp_path_factory.mktemp("models")
     folder = tiny_embedder(root / "tiny-bert", length=32, prompts={"query": "the train: "})
-    return edge.export(folder, root / "tiny.edge", check=False)
+    return edge.export(folder, root / "vectors.edge", check=False)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def client(bundle: Bundle, pristine_tiny_bundle: Bundle) -> Iterator[httpx.Clien
 
 
 def ask(client: httpx.Client, given: Any, address: str = "/v1/embeddings", **more: Any) -> httpx.Response:
-    return client.post(address, json={"model": "tiny", "input": given} | more)
+    return client.post(address, json={"model": "vectors", "input": given} | more)
 
 
 def vectors(response: httpx.Response) -> np.ndarray:
@@ -66,11 +66,11 @@ def test_ollamas_protocol(client: httpx.Client) -> None:
     plain = vectors(ask(client, TEXTS))
     found = ask(client, TEXTS, "/api/embed").json()
     np.testing.assert_array_equal(np.array(found["embeddings"], np.float32), plain)
-    assert found["prompt_eval_count"] > 0 and found["model"] == "tiny"
+    assert found["prompt_eval_count"] > 0 and found["model"] == "vectors"
     assert ask(client, "", "/api/embed").json()["embeddings"] == []
-    one = client.post("/api/embeddings", json={"model": "tiny", "prompt": TEXTS[0]}).json()
+    one = client.post("/api/embeddings", json={"model": "vectors", "prompt": TEXTS[0]}).json()
     np.testing.assert_array_equal(np.array(one["embedding"], np.float32), plain[0])
-    shown = client.post("/api/show", json={"model": "tiny"}).json()
+    shown = client.post("/api/show", json={"model": "vectors"}).json()
     assert shown["capabilities"] == ["embedding"]
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_obeyed_is_refused(
 
 def test_each_address_is_for_its_kind_of_model(client: httpx.Client, pristine_tiny_bundle: Bundle) -> None:
     response = client.post(
-        "/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+        "/v1/chat/completions", json={"model": "vectors", "messages": [{"role": "user", "content": "x"}]}
     )
     assert response.status_code == 400 and "/v1/embeddings" in response.json()["error"]["message"]
     response = ask(client, "a", model=pristine_tiny_bundle.root.stem)
