@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import nn
 
+from edge.errors import ExportError
 from edge.export.facts.family import QKVO, Biased, Heads, has_bias
 from edge.export.graph.blocks import Attention, Step, Stream
 from edge.export.graph.linear import Projections, linear
@@ -40,8 +41,11 @@ class BothWays(nn.Module):
         window: int | None = None,
         qk_norm: Callable[[str, int], nn.Module] | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
     ):
         super().__init__()
+        if softcap is not None:
+            raise ExportError("Attention both ways with bounded scores is exported of T5Gemma alone.")
         self.layer, self.heads, self.rope, self.window = layer, heads, rope, window
         *inputs, output = names
         self.qkv_proj = Projections(weights, name, inputs, "qkv_proj", "attention", bias=bias)
