@@ -135,6 +135,10 @@ class Model(Loaded):
             message["tool_calls"] = self._hidden(message["tool_calls"])
         if "reasoning_content" in message:
             message["reasoning_content"] = self.text.controls.hide(message["reasoning_content"], answer=True)
+        if "tool_call_id" in message:
+            message["tool_call_id"] = self._hidden(message["tool_call_id"])
+        if "name" in message:
+            message["name"] = self._hidden(message["name"])
         return message
 
     def _hidden(self, value: Any) -> Any:

@@ -23,8 +23,10 @@ from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.answer import FinishReason, Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
+from edge.serve.calls import Format
 from edge.serve.refusal import BROKEN, TOO_SLOW, Refusal, WorkerClosed
-from edge.serve.tools import Call, Format, Tool
+from edge.serve.tool_talk import told
+from edge.serve.tools import Call, Tool
 from edge.serve.worker import Job, Worker
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Ask:
     top: int | None = None
     tools: Sequence[Tool] = ()
     choice: str = "auto"
+    parallel: bool = True
 
 
 @dataclass
@@ -157,34 +160,37 @@ class Answers:
         return Format(self.worker.model)
 
     def _make(self, index: int, options: GenerateOptions, form: Format | None) -> BatchAnswer:
-        ask, noted, told = self._ask, self._logprobs[index], 0
+        ask, noted, seen = self._ask, self._logprobs[index], 0
         if form is not None and ask.choice != "auto":
             if options.form is not None:
                 raise InputError("An answer that must call a tool has a form already; leave the other one out.")
             name = None if ask.choice == "required" else ask.choice[1:]
             options = replace(options, grammar=form.grammar(ask.tools, name))
         tools = ask.tools if form is not None else ()
-
         calls = None if form is None else form.parser(tools)
+        prompt = ask.prompt
+        if not isinstance(prompt, str):
+            prompt, tools = told(self.worker.model.template, prompt, tools)
 
         def deliver(piece: Piece) -> None:
-            nonlocal told
-            new = noted[told : told + 1] if piece.token_id is not None else []
-            told += len(new)
+            nonlocal seen
+            new = noted[seen : seen + 1] if piece.token_id is not None else []
+            seen += len(new)
             text, before = piece.text, 0
             if form is not None and calls is not None:
                 known = piece.token_id is not None and piece.thoughts is None
                 mark = form.tokens.get(piece.token_id or 0, "") if known else ""
                 before, text = len(calls.found), calls.push(text + mark)
                 text += calls.end() if piece.finish_reason is not None else ""
-            self._put(Part(index, piece, text, calls.found[before:] if calls is not None else (), new))
+            end = None if ask.parallel else 1
+            self._put(Part(index, piece, text, calls.found[before:end] if calls is not None else (), new))
 
         def watching(sampler: Sampler) -> Sampler:
             assert ask.top is not None
             return _Watching(sampler, ask.top, noted)
 
         wrap = None if ask.top is None else watching
-        return self.worker.make(ask.prompt, options, deliver, raw=ask.raw, wrap=wrap, tools=tools)
+        return self.worker.make(prompt, options, deliver, raw=ask.raw, wrap=wrap, tools=tools)
 
     def _put(self, came: Part | BatchAnswer) -> None:
         """Hand something over from the model's thread."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.errors import InputError
 from edge.runtime.options import shown
-from edge.runtime.text.template import Message
+from edge.runtime.text.template import TOOL, Message
 from edge.serve.fields import Fields
 from edge.serve.tools import read_calls
 
@@ -22,6 +22,7 @@ class MessageForm:
     roles: those of the chat template, by what the protocol calls them. thoughts: the field with what the assistant
     thought. content: reads a message's text, given its number and what stands there. unread: fields that say nothing to
     the model. images: whether there is a field for them, which is refused. empty: whether there may be no message.
+    tool: the field with the name of the tool whose answer a message is.
     """
 
     roles: Mapping[str, str]
@@ -30,6 +31,7 @@ class MessageForm:
     unread: Sequence[str]
     images: bool = False
     empty: bool = False
+    tool: str = "name"
 
     def read(self, value: Any) -> list[Message]:
         """The check of a request's messages."""
@@ -51,6 +53,7 @@ class MessageForm:
         thoughts, calls = fields.text(self.thoughts), fields.take("tool_calls", read_calls, [])
         if role != "assistant" and (thoughts or calls):
             raise InputError(f"Message {number} is none of the assistant's, and has its {self.thoughts} or tool_calls.")
+        call_id, tool = fields.text("tool_call_id"), fields.text(self.tool)
         if self.images:
             fields.only("images", [[]], "images are not served; leave them out.")
         fields.unread(*self.unread)
@@ -60,4 +63,8 @@ class MessageForm:
             message["reasoning_content"] = thoughts
         if calls:
             message["tool_calls"] = calls
+        if role == TOOL and call_id:
+            message["tool_call_id"] = call_id
+        if role == TOOL and tool:
+            message["name"] = tool
         return message

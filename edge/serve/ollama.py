@@ -223,9 +223,10 @@ MESSAGES = MessageForm(
     {each: each for each in ("system", "user", "assistant", TOOL)},
     thoughts="thinking",
     content=_text,
-    unread=("tool_name", "tool_call_id"),
+    unread=(),
     images=True,
     empty=True,
+    tool="tool_name",
 )
 
 

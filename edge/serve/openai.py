@@ -15,7 +15,7 @@ from edge.errors import InputError
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.decode.text2text_options import Text2TextOptions
-from edge.runtime.options import DECODER, TEXT, any_value, shown, texts
+from edge.runtime.options import DECODER, TEXT, any_value, flag, shown, texts
 from edge.runtime.text.template import TOOL
 from edge.serve.answering import (
     TOP_LOGPROBS,
@@ -73,12 +73,11 @@ async def chat_completions(server: Server, request: Request) -> Response:
     tools, choice = fields.take("tools", read_tools, []), fields.take("tool_choice", read_choice, "auto")
     if choice not in ("auto", "none") and not tools:
         raise Refusal(BAD, "The tool_choice demands a call, and there are no tools.", field="tool_choice")
-    fields.only(
-        "parallel_tool_calls", [True], "A model calls as many tools as it wants; leave parallel_tool_calls out."
-    )
+    parallel = fields.take("parallel_tool_calls", flag("parallel_tool_calls"), True)
     count = _count(fields)
     fields.end()
-    ask = Ask(messages, _several(options, count), top=(top or 0) if wants else None, tools=tools, choice=choice)
+    answers, told = _several(options, count), (top or 0) if wants else None
+    ask = Ask(messages, answers, top=told, tools=tools, choice=choice, parallel=parallel)
     form = ChatForm(server, name, "chat.completion", "chatcmpl")
     return await form.respond(request, ask, streamed, usage)
 
@@ -227,5 +226,5 @@ MESSAGES = MessageForm(
     {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL},
     thoughts="reasoning_content",
     content=_content,
-    unread=("refusal", "name", "annotations", "tool_call_id"),
+    unread=("refusal", "annotations"),
 )

@@ -39,13 +39,16 @@ class Message(TypedDict):
     """One turn of a conversation; roles are those that the model's template knows: system, user, assistant, and tool.
 
     reasoning_content: what the assistant thought before, of which the template writes what the model shall read again.
-    tool_calls: what it called, each ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``.
+    tool_calls: what it called, each ``{"type": "function", "function": {"name": ..., "arguments": {...}}}``, perhaps
+    with an ``id``. tool_call_id, name: of a tool's answer, the call's id and the tool's name, which few templates read.
     """
 
     role: str
     content: str
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -156,6 +159,7 @@ class ChatTemplate:
         self._environment.begin(sum(map(_length, messages)) + sum(map(len, more)), len(messages) + len(tools or ()))
         offered = None if tools is None else list(tools)
         given = {"messages": list(messages), "tools": offered, "documents": None, "add_generation_prompt": True}
+        given["xml_tools"] = offered  # as SmolLM3's templates call those that are called in Hermes's form
         try:
             return self._template.render({**variables, **given, **self._special})
         except Exhausted as e:
