@@ -228,11 +228,12 @@ def drafts_of(
     timings: Timings,
     source: Sequence[int] = (),
 ) -> Drafts:
-    """The drafts of an answer to `prompt`, whose figures go with the `timings`. source: see `AnswerDrafts`."""
+    """The drafts of an answer to `prompt`, or of its rest, whose figures go with the `timings`, and go on where they
+    have some. source: see `AnswerDrafts`."""
     if speculation is None:
         return PLAIN
     most, drawn = ends.most, bool(options.temperature)
-    drafts = speculation.drafts(prompt, most, ends=text.eos, drawn=drawn, source=source)
+    drafts = speculation.drafts(prompt, most, ends=text.eos, drawn=drawn, source=source, figures=timings.speculation)
     timings.speculation = drafts.figures
     return drafts
 
