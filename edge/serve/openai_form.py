@@ -133,8 +133,8 @@ class ChatForm:
         found = finish_of(part.piece.finish_reason)
         return "tool_calls" if called and found == "stop" else found
 
-    def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
-        """Log probabilities in the form of this protocol."""
+    def logprobs(self, found: Sequence[Logprob], begin: int = 0) -> dict[str, Any]:
+        """Log probabilities in the form of this protocol. begin: characters before these tokens."""
 
         def said(token: int, value: float) -> dict[str, Any]:
             text = self.token(token)
@@ -153,6 +153,10 @@ class ChatForm:
 class TextForm(ChatForm):
     """The form of completions."""
 
+    def __init__(self, server: Server, model: str, kind: str, prefix: str) -> None:
+        super().__init__(server, model, kind, prefix)
+        self._lengths = dict[int, int]()  # characters of tokens that were streamed, by the answer's number
+
     @property
     def chunk_kind(self) -> str:
         return self._kind
@@ -165,7 +169,11 @@ class TextForm(ChatForm):
         finish = None if piece.finish_reason is None else finish_of(piece.finish_reason)
         if not piece.text and finish is None and not part.logprobs:
             return None
-        told = self.logprobs(part.logprobs) if logprobs else None
+        told = None
+        if logprobs:
+            begin = self._lengths.get(part.index, 0)
+            told = self.logprobs(part.logprobs, begin)
+            self._lengths[part.index] = begin + sum(map(len, told["tokens"]))
         return {"index": part.index, "text": piece.text, "logprobs": told, "finish_reason": finish}
 
     def choice(self, index: int, parts: Sequence[Part], logprobs: bool) -> dict[str, Any]:
@@ -173,13 +181,13 @@ class TextForm(ChatForm):
         finish = finish_of(parts[-1].piece.finish_reason)
         return {"index": index, "text": text_of(parts), "logprobs": told, "finish_reason": finish}
 
-    def logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
+    def logprobs(self, found: Sequence[Logprob], begin: int = 0) -> dict[str, Any]:
         tokens = [self.token(each.token) for each in found]
         return {
             "tokens": tokens,
             "token_logprobs": [each.value for each in found],
             "top_logprobs": [{self.token(token): value for token, value in each.likely} for each in found],
-            "text_offset": [sum(map(len, tokens[:i])) for i in range(len(tokens))],
+            "text_offset": [begin + sum(map(len, tokens[:i])) for i in range(len(tokens))],
         }
 
 

@@ -153,6 +153,17 @@ def test_log_probabilities_are_those_of_the_model(client: httpx.Client) -> None:
     assert [each["logprob"] for each in tokens] == [each["logprob"] for each in content]
 
 
+def test_places_of_tokens_go_on_in_a_stream(client: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1, "n": 2}
+    whole = client.post("/v1/completions", json=body).json()["choices"]
+    assert len({*whole[0]["logprobs"]["text_offset"]}) > 1
+    streamed: dict[int, list[int]] = {0: [], 1: []}
+    for event in events(client, "/v1/completions", **body):
+        (choice,) = event["choices"]
+        streamed[choice["index"]] += (choice["logprobs"] or {"text_offset": []})["text_offset"]
+    assert [*streamed.values()] == [choice["logprobs"]["text_offset"] for choice in whole]
+
+
 def test_parts_of_a_message_are_one_text(client: httpx.Client) -> None:
     parts = [{"type": "text", "text": "The moon"}, {"type": "text", "text": "shines"}]
     found = chat(client, messages=[{"role": "user", "content": parts}])
