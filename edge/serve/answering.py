@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -129,7 +129,7 @@ class Answers:
             EdgeError: the model cannot be loaded, or the request cannot be answered.
         """
         while True:
-            answers = cls(await run_in_threadpool(models.worker, name), ask)
+            answers = cls(await waiting(partial(models.worker, name)), ask)
             try:
                 await answers._begin()
                 return answers
@@ -254,10 +254,20 @@ async def in_time(work: Coroutine[Any, Any, T], seconds: float) -> T:
         raise Refusal(TOO_SLOW, f"The request was not here after {seconds:g} s.") from None
 
 
+@cache
+def _waiting() -> CapacityLimiter:
+    return CapacityLimiter(math.inf)
+
+
+async def waiting(work: Callable[[], T]) -> T:
+    """Run in a thread of its own what may wait long, for a model or its turn, so that others need not wait for one."""
+    return await to_thread.run_sync(work, limiter=_waiting())
+
+
 async def while_there(request: Request, work: Callable[[Callable[[], bool]], T]) -> T:
     """Run `work` in a thread, with a function that says whether the client went away meanwhile."""
     gone = threading.Event()
-    task = asyncio.ensure_future(run_in_threadpool(work, gone.is_set))
+    task = asyncio.ensure_future(waiting(partial(work, gone.is_set)))
     try:
         while not (await asyncio.wait([task], timeout=1.0))[0]:
             if await request.is_disconnected():

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import tempfile
-from collections.abc import Callable
-from functools import partial
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from edge.errors import InputError
+from edge.errors import EdgeError, InputError
 from edge.runtime.options import SPEECH, shown
 from edge.runtime.speech.formats import FORMATS
 from edge.runtime.speech.transcribe import TRANSLATE, Transcript
 from edge.runtime.speech.transcribe_options import WARMEST, TranscribeOptions, warmer_from
-from edge.serve.answering import in_time, while_there
+from edge.serve.answering import in_time, waiting, while_there
 from edge.serve.fields import Fields
-from edge.serve.refusal import BAD, Refusal
+from edge.serve.refusal import BAD, Refusal, told_of
 
 if TYPE_CHECKING:
+    from edge.runtime.speech.segments import Segment
     from edge.runtime.speech.transcribe import Transcriber
     from edge.serve.server import Server
 
@@ -69,16 +73,121 @@ async def _transcribed(server: Server, request: Request, *, translates: bool) ->
             temperatures=_temperatures(fields.text("temperature")),
         )
         fields.only("prompt", [""], "A prompt is not served with sound; leave it out.")
-        fields.only("stream", ["false"], "A transcript comes whole; leave stream out.")
+        streamed: bool = fields.take("stream", _flag, False)
+        if streamed and shape != "json":
+            raise Refusal(BAD, "A stream has the response_format json; leave the other one out.", field="stream")
         fields.end()
-        with tempfile.NamedTemporaryFile(prefix="edge-sound-") as file:  # whose name nothing of the request has
+        file = tempfile.NamedTemporaryFile(prefix="edge-sound-")  # noqa: SIM115 - whose name nothing of the request has
+        try:
             while piece := await sound.read(1 << 20):
                 file.write(piece)
             file.flush()
-            heard = await while_there(request, partial(_hear, server, name, Path(file.name), options))
+        except BaseException:
+            file.close()
+            raise
     finally:
         await form.close()
-    return _written(heard, shape, task)
+    hearing = Hearing(server, name, file, options)
+    if not streamed:
+        return _written(await while_there(request, hearing.run), shape, task)
+    parts = hearing.parts()
+    first = await anext(parts)  # what is wrong with the sound is a status, and no event
+    return StreamingResponse(
+        _events(first, parts), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+    )
+
+
+class Hearing:
+    """The transcription of a file, which is closed in the end, in a thread."""
+
+    def __init__(self, server: Server, name: str, file: IO[bytes], options: TranscribeOptions) -> None:
+        self._server, self._name, self._file, self._options = server, name, file, options
+
+    def run(self, interrupted: Callable[[], bool], tell: Callable[[Segment], None] | None = None) -> Transcript:
+        """Transcribe it. tell: is given each segment as it is understood.
+
+        Raises:
+            InputError: the sound cannot be read; without the name of the file.
+        """
+        path = Path(self._file.name)
+
+        def work(model: Transcriber) -> Transcript:
+            running, segments = model.transcribe_stream(path, self._options, interrupted=interrupted), []
+            for segment in running:
+                segments.append(segment)
+                if tell is not None:
+                    tell(segment)
+            return running.transcript(segments)
+
+        try:
+            return self._server.models.run(self._name, work)
+        except InputError as e:
+            said = str(e).replace(f"The sound file {path}", "The file").replace(str(path), "The file")
+            raise InputError(said) from None
+        finally:
+            self._file.close()
+
+    async def parts(self) -> AsyncGenerator[Segment | Transcript, None]:
+        """The segments as they are understood, and the transcript in the end. Leave it early, and it ends."""
+        loop, gone = asyncio.get_running_loop(), threading.Event()
+        came: asyncio.Queue[Segment | None] = asyncio.Queue()
+
+        def put(segment: Segment | None) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(came.put_nowait, segment)
+
+        def work() -> Transcript:
+            try:
+                return self.run(gone.is_set, put)
+            finally:
+                put(None)
+
+        task = asyncio.ensure_future(waiting(work))
+        try:
+            while (segment := await came.get()) is not None:
+                yield segment
+            yield await task
+        finally:
+            gone.set()
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+async def _events(
+    first: Segment | Transcript, rest: AsyncGenerator[Segment | Transcript, None]
+) -> AsyncGenerator[str, None]:
+    """The events of a stream."""
+    said = False
+    try:
+        async for part in _after(first, rest):
+            if isinstance(part, Transcript):
+                yield _event({"type": "transcript.text.done", "text": part.text.strip()})
+            else:
+                delta, said = part.text if said else part.text.lstrip(), True
+                yield _event({"type": "transcript.text.delta", "delta": delta})
+    except EdgeError as e:
+        yield _event({"error": {"message": told_of(e), "type": "server_error", "param": None, "code": None}})
+
+
+async def _after(
+    first: Segment | Transcript, rest: AsyncGenerator[Segment | Transcript, None]
+) -> AsyncGenerator[Segment | Transcript, None]:
+    try:
+        yield first
+        async for part in rest:
+            yield part
+    finally:
+        await rest.aclose()
+
+
+def _event(found: dict[str, Any]) -> str:
+    return f"data: {json.dumps(found, ensure_ascii=False)}\n\n"
+
+
+def _flag(value: Any) -> bool:
+    """True or false, as forms say it."""
+    if not isinstance(value, str) or value.lower() not in ("true", "false"):
+        raise InputError(f"The stream must be true or false, not {shown(value)}.")
+    return value.lower() == "true"
 
 
 async def _form(server: Server, request: Request) -> FormData:
@@ -94,20 +203,6 @@ async def _form(server: Server, request: Request) -> FormData:
         raise Refusal(BAD, f"The form is damaged: {e.message[:200]}.") from None
     except (KeyError, ValueError, UnicodeError):
         raise Refusal(BAD, "The form is damaged.") from None
-
-
-def _hear(
-    server: Server, name: str, path: Path, options: TranscribeOptions, interrupted: Callable[[], bool]
-) -> Transcript:
-    """Transcribe a file; InputError where it cannot be read, without its name."""
-
-    def work(model: Transcriber) -> Transcript:
-        return model.transcribe(path, options, interrupted=interrupted)
-
-    try:
-        return server.models.run(name, work)
-    except InputError as e:
-        raise InputError(str(e).replace(f"The sound file {path}", "The file").replace(str(path), "The file")) from None
 
 
 def _temperatures(first: str | None) -> list[float]:

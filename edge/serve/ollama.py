@@ -8,9 +8,9 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,7 +22,7 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.options import any_value, shown
 from edge.runtime.text.template import TOOL, Message
-from edge.serve.answering import Answers, AnswerStream, Ask, Part, calls_of, finish_of, text_of, thoughts_of
+from edge.serve.answering import Answers, AnswerStream, Ask, Part, calls_of, finish_of, text_of, thoughts_of, waiting
 from edge.serve.fields import Fields
 from edge.serve.messages import MessageForm
 from edge.serve.openai import thinking
@@ -137,13 +137,13 @@ async def _answer(
         options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
     if not prompt:  # loads the model, or with keep_alive 0 gives its memory back
         unload = keep in (0, "0")
-        gone = await run_in_threadpool(server.models.unload if unload else server.models.opened, name)
+        gone = await waiting(partial(server.models.unload if unload else server.models.opened, name))
         reason = "unload" if unload else "load"
         if not gone:
             raise Refusal(BUSY, f"{name} has answers under way, and stays in memory; ask again later.", wait_s=WAIT_S)
         return JSONResponse({"model": name, "created_at": _now(), **said([]), "done": True, "done_reason": reason})
     if context is not None:
-        there = (await run_in_threadpool(server.models.worker, name)).model.engine.context
+        there = (await waiting(partial(server.models.worker, name))).model.engine.context
         if context > there:
             raise Refusal(
                 BAD,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -69,6 +70,57 @@ def test_a_transcript_comes_in_every_form(client: httpx.Client, listener: Bundle
         assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
 
 
+def test_a_transcript_comes_as_it_is_understood(client: httpx.Client, listener: Bundle, tmp_path: Path) -> None:
+    long = write_wave(tmp_path / "long.wav", np.tile(tone(1.0), 45))
+    alone = edge.load(listener.root, kind=edge.Transcriber).transcribe(long)
+    response = heard(client, listener.root.stem, long, stream="true")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line]
+    assert [each["type"] for each in events] == ["transcript.text.delta"] * len(alone.segments) + [
+        "transcript.text.done"
+    ]
+    assert len(alone.segments) > 1 and "".join(each["delta"] for each in events[:-1]).strip() == alone.text.strip()
+    assert events[-1]["text"] == alone.text.strip()
+    assert heard(client, listener.root.stem, long, stream="false").json() == {"text": alone.text.strip()}
+
+
+def test_a_stream_of_what_is_no_sound_is_refused_with_a_status(
+    client: httpx.Client, listener: Bundle, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"no sound at all")
+    response = heard(client, listener.root.stem, tmp_path / "x", stream="true")
+    assert response.status_code == 400 and "edge-sound-" not in response.text
+
+
+def test_others_are_answered_while_many_wait_for_a_model(
+    listener: Bundle, pristine_tiny_bundle: Bundle, wave: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are threads in the pool that reads requests."""
+    hold, transcribe = threading.Event(), edge.Transcriber.transcribe_stream
+
+    def slowly(self: edge.Transcriber, *given: Any, **more: Any) -> Any:
+        hold.wait(60)
+        return transcribe(self, *given, **more)
+
+    monkeypatch.setattr(edge.Transcriber, "transcribe_stream", slowly)
+    with running(listener, pristine_tiny_bundle) as client:
+        threads = [threading.Thread(target=heard, args=(client, listener.root.stem, wave)) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        try:
+            until = time.monotonic() + 30
+            while "edge_waiting_answers" not in (text := client.get("/metrics").text) or not any(
+                float(line.split()[-1]) >= 45 for line in text.splitlines() if line.startswith("edge_waiting_answers{")
+            ):
+                assert time.monotonic() < until
+            body = {"model": "tiny", "prompt": "The moon", "max_tokens": 3}
+            assert client.post("/v1/completions", json=body, timeout=30).status_code == 200
+        finally:
+            hold.set()
+            for thread in threads:
+                thread.join()
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -79,6 +131,8 @@ def test_a_transcript_comes_in_every_form(client: httpx.Client, listener: Bundle
         ({"prompt": "names"}, "prompt is not served"),
         ({"wish": "1"}, "does not know 'wish'"),
         ({"timestamp_granularities[]": "word"}, "those of segments"),
+        ({"stream": "perhaps"}, "true or false"),
+        ({"stream": "true", "response_format": "srt"}, "has the response_format json"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused(
