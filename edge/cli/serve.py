@@ -58,6 +58,7 @@ def command(args: argparse.Namespace) -> None:
         import python_multipart  # noqa: F401 - by which forms are read
         import uvicorn
 
+        from edge.serve.connection import config
         from edge.serve.server import Address
 
     address = Address(args.host, args.port, args.api_key or os.environ.get("EDGE_API_KEY") or None, args.cors or ())
@@ -70,14 +71,6 @@ def command(args: argparse.Namespace) -> None:
         _say(
             f"Serving {names} at http://{at}:{listening.getsockname()[1]} (OpenAI: /v1, Ollama: /api). Ctrl-C ends it."
         )
-        config = uvicorn.Config(
-            server.app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_S,
-            lifespan="on",
-        )
 
         class Ending(uvicorn.Server):
             """A server that ends answers with a sentence, where they do not end by themselves in time."""
@@ -86,7 +79,7 @@ def command(args: argparse.Namespace) -> None:
                 threading.Timer(GRACE_S, server.models.close).start()
                 super().handle_exit(sig, frame)
 
-        Ending(config).run(sockets=[listening])
+        Ending(config(server.app, timeout_graceful_shutdown=SHUTDOWN_S)).run(sockets=[listening])
 
 
 def _check(args: argparse.Namespace) -> None:

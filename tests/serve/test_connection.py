@@ -1,0 +1,161 @@
+"""Connections that ask nothing, or are not read, are closed in time, and others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import uvicorn
+
+from edge.serve import connection
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
+    monkeypatch.setattr(connection, "UNREAD_S", 0.5)
+
+
+class App:
+    """Answers with bytes without end at /endless, else with a word."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while scope["path"] == "/endless":
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                if (await self.there(receive)) is False:
+                    return
+            await send({"type": "http.response.body", "body": b"word"})
+        finally:
+            self.ended.set()
+
+    async def there(self, receive: Any) -> bool:
+        try:
+            message = await asyncio.wait_for(receive(), 0.001)
+        except TimeoutError:
+            return True
+        return bool(message["type"] != "http.disconnect")
+
+
+@contextmanager
+def serving(app: App) -> Iterator[Callable[[], socket.socket]]:
+    """A function that opens connections to a server of this application."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(connection.config(app))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    opened: list[socket.socket] = []
+
+    def connect() -> socket.socket:
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.settimeout(WAIT_S)
+        made.connect(listening.getsockname())
+        opened.append(made)
+        return made
+
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield connect
+    finally:
+        for each in opened:
+            each.close()
+        server.should_exit = True
+        thread.join(WAIT_S)
+        listening.close()
+        assert not thread.is_alive()
+
+
+def closed(made: socket.socket) -> bool:
+    """True once the other side has closed a connection without a word."""
+    try:
+        return made.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def asked(made: socket.socket, path: str = "/") -> bytes:
+    made.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    response = http.client.HTTPResponse(made)
+    response.begin()
+    return response.read()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "cut", "a head"])
+def test_a_connection_that_asks_nothing_is_closed(sent: bytes) -> None:
+    with serving(App()) as connect:
+        made = connect()
+        made.sendall(sent)
+        assert closed(made)
+
+
+def test_a_head_that_comes_by_and_by_is_not_waited_for() -> None:
+    with serving(App()) as connect:
+        for first in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):  # also after a request
+            made = connect()
+            made.sendall(first)
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                for _ in range(100):
+                    made.sendall(b"G")
+                    time.sleep(0.05)
+
+
+def test_a_connection_may_rest_between_two_requests() -> None:
+    with serving(App()) as connect:
+        made = connect()
+        assert asked(made) == b"word"
+        time.sleep(1.0)
+        assert asked(made) == b"word"
+
+
+def test_an_answer_that_nobody_reads_is_ended() -> None:
+    app = App()
+    with serving(app) as connect:
+        made = connect()
+        made.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert app.ended.wait(WAIT_S)
+
+
+def test_an_answer_that_is_read_goes_on() -> None:
+    app = App()
+    with serving(app) as connect:
+        made = connect()
+        made.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert made.recv(1 << 20)
+        assert not app.ended.is_set()
+
+
+def test_there_are_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST", 2)
+    monkeypatch.setattr(connection, "REQUEST_S", WAIT_S)
+    with serving(App()) as connect:
+        first, _ = connect(), connect()
+        assert closed(connect())
+        assert asked(first) == b"word"
