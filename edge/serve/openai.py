@@ -42,16 +42,17 @@ SAMPLING = "temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 async def models(server: Server, request: Request) -> Response:
     """`GET /v1/models`."""
-    listed = [
-        {"id": name, "object": "model", "created": server.started, "owned_by": "edge"} for name in server.models.bundles
-    ]
-    return JSONResponse({"object": "list", "data": listed})
+    return JSONResponse({"object": "list", "data": [_listed(server, name) for name in server.models.bundles]})
 
 
 async def model(server: Server, request: Request) -> Response:
     """`GET /v1/models/NAME`."""
-    name = server.models.name(request.path_params["name"])
-    return JSONResponse({"id": name, "object": "model", "created": server.started, "owned_by": "edge"})
+    return JSONResponse(_listed(server, server.models.name(request.path_params["name"])))
+
+
+def _listed(server: Server, name: str) -> dict[str, Any]:
+    kind = server.models.kind(name)  # of our own, for the page
+    return {"id": name, "object": "model", "created": server.started, "owned_by": "edge", "kind": kind}
 
 
 async def chat_completions(server: Server, request: Request) -> Response:

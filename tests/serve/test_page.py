@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import browser
 import httpx
 import pytest
 from browser import Browser
+from page_helpers import DESK, PHONE, SAID, STICKING_OUT, until
 from running_server import running
 
 from edge.bundle import Bundle
-
-PHONE, DESK = (360, 640), (1280, 900)
-STICKING_OUT = """[...document.querySelectorAll("body *")].filter(each => {
-  const box = each.getBoundingClientRect();
-  return box.width > 1 && (box.right > innerWidth + 0.5 || box.left < -0.5);
-}).map(each => each.outerHTML.slice(0, 80))"""
-SAID = "[...document.querySelectorAll('article .said')].map(each => each.textContent)"
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +39,6 @@ def seen(window: Browser, client: httpx.Client) -> Iterator[Browser]:
     until(window, "document.getElementById('model').options.length === 1")
     yield window
     assert window.errors == []
-
-
-def until(window: Browser, script: str) -> Any:
-    end = time.monotonic() + 30
-    while not (found := window.run(script)):
-        assert time.monotonic() < end, script
-        time.sleep(0.05)
-    return found
 
 
 def say(window: Browser, text: str) -> None:
