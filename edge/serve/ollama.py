@@ -40,6 +40,18 @@ OPTIONS = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
+# Options for Ollama's own way to load and to run a model, which change nothing that an answer says; and those that
+# change nothing where they have these values.
+MACHINE = "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread", "num_keep"
+NEUTRAL: dict[str, list[Any]] = {
+    "mirostat": [0],
+    "tfs_z": [1],
+    "typical_p": [1],
+    "penalize_newline": [False],
+    "repeat_last_n": [-1],
+    "presence_penalty": [0],
+    "frequency_penalty": [0],
+}
 
 
 async def version(server: Server, request: Request) -> Response:
@@ -194,8 +206,10 @@ def _options(fields: Fields) -> tuple[GenerateOptions, int | None]:
         stop=fields.texts("stop"),
     )
     context = fields.integer("num_ctx", least=1)
-    for name in ("presence_penalty", "frequency_penalty"):
-        fields.only(name, [0], f"{name} is not served; take repeat_penalty.")
+    fields.unread(*MACHINE, *([] if "repetition_penalty" in given else ["repeat_last_n"]))
+    for name, values in NEUTRAL.items():
+        fields.only(name, values, f"{name} is not served, and may only be {values[0]}; leave it out.")
+    fields.unread("mirostat_tau", "mirostat_eta")  # of a mirostat
     fields.end()
     return options, context
 

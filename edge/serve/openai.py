@@ -151,9 +151,11 @@ def _common(fields: Fields, lengths: Sequence[str]) -> tuple[GenerateOptions, bo
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, [0], f"{name} is not served; take repetition_penalty.")
     fields.only("logit_bias", [{}], "logit_bias is not served; leave it out.")
+    fields.only("modalities", [["text"]], "Answers are text; leave modalities out.")
     fields.only("store", [False], "Nothing is stored here; leave store out.")
-    # Labels of the caller's own, and what asks for the computers of a service.
-    fields.unread("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store")
+    # Labels of the caller's own, and what asks for the computers of a service, or for speed.
+    fields.unread("user", "metadata", "service_tier", "safety_identifier", "store", "prediction")
+    fields.unread("prompt_cache_key", "prompt_cache_retention")
     streamed, usage = fields.flag("stream"), False
     if (more := fields.object("stream_options")) is not None:
         usage = more.flag("include_usage")

@@ -70,10 +70,19 @@ def test_the_models_are_described(client: httpx.Client) -> None:
     assert client.get("/api/version").json() == {"version": edge.__version__}
 
 
+def test_options_for_the_machine_change_nothing(client: httpx.Client, said: str) -> None:
+    more = {"num_gpu": 99, "num_thread": 2, "use_mmap": True, "num_keep": 4, "repeat_last_n": 64, "mirostat": 0}
+    more |= {"mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0, "presence_penalty": 0.0}
+    (whole,) = post(client, "/api/chat", messages=TALK, stream=False, options=OPTIONS | more)
+    assert whole["message"]["content"] == said
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ({"options": {"mirostat": 2}}, "does not know 'mirostat'"),
+        ({"options": {"mirostat": 2}}, "mirostat is not served"),
+        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "repeat_last_n is not served"),
+        ({"options": {"wish": 2}}, "does not know 'wish'"),
         ({"options": {"num_ctx": 10**6}}, "num_ctx is 1000000"),
         ({"options": {"temperature": -2}}, "temperature"),
         ({"options": 3}, "must be an object"),

@@ -219,6 +219,7 @@ def test_what_cannot_be_obeyed_is_refused_by_name(
 def test_labels_of_the_caller_change_nothing(client: httpx.Client) -> None:
     labels = {"user": "me", "metadata": {"a": "b"}, "presence_penalty": 0, "store": False, "logit_bias": {}}
     labels |= {"response_format": {"type": "text"}, "tools": [], "service_tier": "auto", "stream": None}
+    labels |= {"prompt_cache_key": "x", "prediction": {"type": "content", "content": "x"}, "modalities": ["text"]}
     assert chat(client, **labels)["choices"] == chat(client)["choices"]
 
 

@@ -18,6 +18,7 @@ from tiny_encoder_decoders import t5_bundle, whisper_bundle
 
 import edge
 from edge.bundle import Bundle
+from edge.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +97,11 @@ def test_others_are_answered_while_many_wait_for_a_model(
     listener: Bundle, pristine_tiny_bundle: Bundle, wave: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than there are threads in the pool that reads requests."""
-    hold, transcribe = threading.Event(), edge.Transcriber.transcribe_stream
+    hold = threading.Event()
 
     def slowly(self: edge.Transcriber, *given: Any, **more: Any) -> Any:
         hold.wait(60)
-        return transcribe(self, *given, **more)
+        raise InputError("It was held for long enough.")
 
     monkeypatch.setattr(edge.Transcriber, "transcribe_stream", slowly)
     with running(listener, pristine_tiny_bundle) as client:
