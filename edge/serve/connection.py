@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST = 512  # connections at a time, with those that ask nothing
 REQUEST_S = 15.0  # in which the head of a request must be here, from its connection's beginning on
 KEPT_S = 75  # for which a connection may rest between two requests
-UNREAD_S = 60.0  # in which a client must take what lies ready for it
+UNREAD_S = 60.0  # in which a client must take some of what lies ready for it
 
 
 class Connection(H11Protocol):
@@ -49,7 +49,17 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._unread = self.loop.call_later(UNREAD_S, self._look, self.transport.get_write_buffer_size())
+
+    def _look(self, before: int) -> None:
+        """End a connection of whose bytes none were taken since there were so many."""
+        if self.transport.get_write_buffer_size() < before:
+            self._look_again()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         if self._unread is not None:

@@ -20,6 +20,7 @@ import uvicorn
 from edge.serve import connection
 
 WAIT_S = 30.0
+LARGE = 12 << 20  # bytes: more than the system keeps for who reads slowly
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class App:
-    """Answers with bytes without end at /endless, else with a word."""
+    """Answers with bytes without end at /endless, with many at once at /large, else with a word."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -48,7 +49,7 @@ class App:
                 await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
                 if (await self.there(receive)) is False:
                     return
-            await send({"type": "http.response.body", "body": b"word"})
+            await send({"type": "http.response.body", "body": b"x" * LARGE if scope["path"] == "/large" else b"word"})
         finally:
             self.ended.set()
 
@@ -61,7 +62,7 @@ class App:
 
 
 @contextmanager
-def serving(app: App) -> Iterator[Callable[[], socket.socket]]:
+def serving(app: App) -> Iterator[Callable[..., socket.socket]]:
     """A function that opens connections to a server of this application."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(connection.config(app))
@@ -69,9 +70,10 @@ def serving(app: App) -> Iterator[Callable[[], socket.socket]]:
     thread.start()
     opened: list[socket.socket] = []
 
-    def connect() -> socket.socket:
+    def connect(*, small: bool = False) -> socket.socket:
         made = socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        if small:  # with as little room for what nobody reads as can be
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         made.settimeout(WAIT_S)
         made.connect(listening.getsockname())
         opened.append(made)
@@ -136,7 +138,7 @@ def test_a_connection_may_rest_between_two_requests() -> None:
 def test_an_answer_that_nobody_reads_is_ended() -> None:
     app = App()
     with serving(app) as connect:
-        made = connect()
+        made = connect(small=True)
         made.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         assert app.ended.wait(WAIT_S)
 
@@ -150,6 +152,18 @@ def test_an_answer_that_is_read_goes_on() -> None:
         while time.monotonic() < end:
             assert made.recv(1 << 20)
         assert not app.ended.is_set()
+
+
+def test_a_large_answer_may_be_read_slowly() -> None:
+    with serving(App()) as connect:
+        made, read = connect(), 0
+        made.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        began = time.monotonic()
+        while piece := made.recv(1 << 16):
+            read += len(piece)
+            if time.monotonic() < began + 2.0:
+                time.sleep(0.03)
+        assert read > LARGE
 
 
 def test_there_are_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
