@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn import Config
@@ -11,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST = 512  # connections at a time, with those that ask nothing
 REQUEST_S = 15.0  # in which the head of a request must be here, from its connection's beginning on
 KEPT_S = 75  # for which a connection may rest between two requests
+UNDER_WAY = 1 << 17  # bytes that a client has not read yet
 UNREAD_S = 60.0  # in which a client must take some of what lies ready for it
 
 
@@ -25,7 +27,9 @@ class Connection(H11Protocol):
         if len(self.connections) > MOST:
             transport.abort()
             return
-        transport.set_write_buffer_limits(0)  # an answer waits for its reader with nothing but what is under way
+        # An answer waits for its reader with little more than what is under way; the system would keep megabytes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY)
+        transport.set_write_buffer_limits(0)
         self._request = self.loop.call_later(REQUEST_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -15,8 +15,6 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-import uvicorn
-
 from edge.serve import connection
 
 WAIT_S = 30.0
@@ -64,6 +62,7 @@ class App:
 @contextmanager
 def serving(app: App) -> Iterator[Callable[..., socket.socket]]:
     """A function that opens connections to a server of this application."""
+    uvicorn = pytest.importorskip("uvicorn")
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(connection.config(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
