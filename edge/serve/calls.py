@@ -102,6 +102,13 @@ class Format:
         return Calls([tool["function"]["name"] for tool in tools], self.marks)
 
 
+def known(template: str | None) -> bool:
+    """True if models with this template can be told of tools, as far as its text says."""
+    if template is None:
+        return False
+    return "tools" not in template or any(mark in template for mark in (HERMES.open, MISTRAL.open, PARAMETERS))
+
+
 def _marks(template: ChatTemplate) -> Marks | None:
     return next((marks for marks in (MISTRAL, HERMES) if marks.open in template.source), None)
 

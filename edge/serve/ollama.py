@@ -23,6 +23,7 @@ from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.options import any_value, shown
 from edge.runtime.text.template import TOOL, Message
 from edge.serve.answering import Answers, AnswerStream, Ask, Part, calls_of, finish_of, text_of, thoughts_of, waiting
+from edge.serve.calls import known
 from edge.serve.fields import Fields
 from edge.serve.messages import MessageForm
 from edge.serve.openai import thinking
@@ -85,7 +86,7 @@ async def show(server: Server, request: Request) -> Response:
                 f"{manifest.family}.context_length": manifest.context,
             },
             "capabilities": ["completion" if manifest.embedding is None else "embedding"]
-            + (["tools"] if "tools" in (manifest.chat_template or "") else [])
+            + (["tools"] if known(manifest.chat_template) and manifest.embedding is None else [])
             + (["thinking"] if manifest.thinking is not None else []),
         }
     )

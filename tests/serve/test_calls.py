@@ -22,8 +22,9 @@ from edge.serve.calls import HERMES, MISTRAL, Calls, Marks
 from edge.serve.tool_talk import told
 
 ADD = {
+    "$defs": {"digit": {"enum": [1, 2]}},  # as pydantic's schemas have them
     "type": "object",
-    "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [1, 2]}},
+    "properties": {"a": {"$ref": "#/$defs/digit"}, "b": {"enum": [1, 2]}},
     "required": ["a", "b"],
     "additionalProperties": False,
 }
