@@ -50,6 +50,8 @@ class GGUFCheckpoint:
 
     path: Path | None = None
     notes: Sequence[str] = ()
+    pooling = None
+    embeds = False  # no file of a model for vectors is read
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self.header = open_gguf(path)
