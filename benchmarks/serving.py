@@ -5,6 +5,11 @@ over OpenVINO GenAI's continuous batching.
 
 Each client asks again as soon as it has its answer, each time something else. Half of the measurements begin all
 prompts with the same long system message. docs/lab/benchmarks.md says more.
+
+    python benchmarks/serving.py --gguf FILE --patience
+
+measures what a client waits for instead: the first token of a long prompt that was read before, and the next token of
+an answer while others' long prompts are read.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -35,6 +41,8 @@ from engines import Models, ov_genai
 START_S, ANSWER_S = 600.0, 600.0
 SLOTS = 16  # answers side by side, at most
 CONTEXT = 2048  # tokens of prompt and answer
+LONG, ARRIVING = 2000, 800  # tokens of a prompt, about: of the one that is repeated, and of those that arrive
+GROWING, GROWN = 3, 120  # answers that grow while prompts arrive, and their tokens
 WORDS_OF_TOKENS = 0.6
 
 
@@ -61,6 +69,7 @@ def main() -> int:
     parser.add_argument("--prefix", type=int, default=1000, help="tokens of the shared message, about (default: 1000)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--patience", action="store_true", help="measure what a client waits for")
     parser.add_argument("--out", type=Path, default=Path("build/serving"))
     args = parser.parse_args()
     clients = [int(each) for each in args.clients.split(",")]
@@ -71,11 +80,17 @@ def main() -> int:
         models = Models(Path(), args.gguf.resolve(), args.out / convert.key(args.gguf), (args.openvino_python,))
         args.openvino = ov_genai.prepare(models, "", args.threads)
         servers["OpenVINO GenAI"] = openvino_command
+    args.context = CONTEXT * (1 + args.patience)
     found: dict[str, dict[str, list[float]]] = {}
     args.out.mkdir(parents=True, exist_ok=True)
     for number in range(args.rounds):
         for name in [*servers] if number % 2 == 0 else [*reversed(servers)]:
             with started(servers[name], args) as (port, process):
+                if args.patience:
+                    for label, value in asyncio.run(patience(port, number)).items():
+                        found.setdefault(label, {}).setdefault(name, []).append(value)
+                        say(f"  {name}, {label}: {value:.1f}")
+                    continue
                 for count in clients:
                     for prefix in (0, args.prefix):
                         label = f"{count} clients" + (f", {prefix} tokens shared" if prefix else "")
@@ -99,13 +114,22 @@ def main() -> int:
 
 def edge_command(args: argparse.Namespace, port: int) -> Sequence[str]:
     """`edge serve`."""
-    options = ["--port", str(port), "--parallel", str(SLOTS), "--context", str(CONTEXT), "--threads", str(args.threads)]
+    options = [
+        "--port",
+        str(port),
+        "--parallel",
+        str(SLOTS),
+        "--context",
+        str(args.context),
+        "--threads",
+        str(args.threads),
+    ]
     return [sys.executable, "-m", "edge.cli.main", "serve", str(args.gguf), *options]
 
 
 def llama_command(args: argparse.Namespace, port: int) -> Sequence[str]:
     """llama.cpp's server: as many slots, each with as long a context."""
-    options = ["--port", str(port), "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", str(args.threads)]
+    options = ["--port", str(port), "-np", str(SLOTS), "-c", str(SLOTS * args.context), "-t", str(args.threads)]
     return [str(args.llama_server), "-m", str(args.gguf), *options]
 
 
@@ -153,25 +177,10 @@ async def load(port: int, clients: int, requests: int, tokens: int, prefix: int,
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, limits=limits) as client:
 
         async def one(number: int) -> int:
-            talk = [{"role": "user", "content": question(number, salt)}]
-            if prefix:
-                talk.insert(0, {"role": "system", "content": text(0, int(prefix * WORDS_OF_TOKENS))})
-            body = {"messages": talk, "max_tokens": tokens, "temperature": 0, "stream": True}
-            body["stream_options"] = {"include_usage": True}
-            began = last = time.perf_counter()
-            count = 0
-            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                response.raise_for_status()
-                async for line in response.aiter_lines():
-                    if not line.startswith("data: {"):
-                        continue
-                    event = json.loads(line[6:])
-                    if usage := event.get("usage"):
-                        count = usage["completion_tokens"]
-                    if event["choices"] and event["choices"][0]["delta"].get("content"):
-                        now = time.perf_counter()
-                        (gaps if last != began else firsts).append((now - last) * 1e3)
-                        last = now
+            system = text(0, int(prefix * WORDS_OF_TOKENS)) if prefix else None
+            count, first, between = await ask(client, question(number, salt), tokens, system)
+            firsts.append(first)
+            gaps.extend(between)
             return count
 
         async def client_of(number: int) -> int:
@@ -181,6 +190,61 @@ async def load(port: int, clients: int, requests: int, tokens: int, prefix: int,
         made = sum(await asyncio.gather(*(client_of(i) for i in range(clients))))
         took = time.perf_counter() - began
     return Load(made / took, statistics.median(firsts), percentile(firsts, 0.95), percentile(gaps, 0.99))
+
+
+async def ask(
+    client: httpx.AsyncClient, said: str, tokens: int, system: str | None = None
+) -> tuple[int, float, list[float]]:
+    """Ask once; the number of tokens, and milliseconds to the first one and between two."""
+    talk = [{"role": "user", "content": said}]
+    if system is not None:
+        talk.insert(0, {"role": "system", "content": system})
+    body = {"messages": talk, "max_tokens": tokens, "temperature": 0, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    times = [time.perf_counter()]
+    count = 0
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if usage := event.get("usage"):
+                count = usage["completion_tokens"]
+            if event["choices"] and event["choices"][0]["delta"].get("content"):
+                times.append(time.perf_counter())
+    first, *gaps = [(b - a) * 1e3 for a, b in pairwise(times)]
+    return count, first, gaps
+
+
+async def patience(port: int, salt: int) -> dict[str, float]:
+    """What a client waits for, in milliseconds."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
+        long = text(100 + salt, int(LONG * WORDS_OF_TOKENS))
+        firsts = [(await ask(client, "Say something.", 4, long))[1] for _ in range(4)]
+        other = (await ask(client, "Name a river.", 4, long))[1]
+
+        async def grow(number: int) -> list[float]:
+            return (await ask(client, question(number, salt), GROWN))[2]
+
+        async def arrive() -> None:
+            for i in range(1000):
+                await ask(client, text(300 + 1000 * salt + i, int(ARRIVING * WORDS_OF_TOKENS)), 2)
+
+        alone = await asyncio.gather(*(grow(500 + i) for i in range(GROWING)))
+        arriving = asyncio.create_task(arrive())
+        beside = await asyncio.gather(*(grow(600 + i) for i in range(GROWING)))
+        arriving.cancel()
+    gaps = [percentile([gap for own in found for gap in own], 0.99) for found in (alone, beside)]
+    return {
+        f"first token of {LONG} tokens": firsts[0],
+        "the same again": statistics.median(firsts[1:]),
+        "again, in % of the first time": 100 * statistics.median(firsts[1:]) / firsts[0],
+        "another question after them": other,
+        f"between tokens of {GROWING} answers, p99": gaps[0],
+        f"while prompts of {ARRIVING} tokens arrive": gaps[1],
+        "while they arrive, in % of before": 100 * gaps[1] / gaps[0],
+    }
 
 
 def text(number: int, words: int) -> str:

@@ -30,6 +30,7 @@ from edge.runtime.text.template import Message, check_conversation, check_messag
 if TYPE_CHECKING:
     from edge.runtime.engine.cache import KVCache
     from edge.runtime.engine.engine import Engine
+    from edge.runtime.engine.prefixes import Known
     from edge.runtime.memory.shares import Share
     from edge.runtime.model import Model
 
@@ -89,6 +90,9 @@ class Chat:
             messages = [{"role": "system", "content": system}]
         begun = self._opened(() if messages is None else messages)
         self._cache = model.engine.new_cache()
+        self._cached: list[int] = []  # the tokens in the KV cache
+        self._alike = 0  # of these: those that were read as if the conversation began there
+        self._left: Known | None = None  # the same, as other texts may begin like it
         self._capacity = self._cache.capacity
         self._written = 0  # most rows of the cache that were in use: they keep their memory
         self._share: Share | None = None  # of a memory limit: what the cache takes of it
@@ -135,7 +139,8 @@ class Chat:
     def _begin(self, messages: list[Message]) -> None:
         self._opening = [each for each in messages[:1] if each["role"] == "system"]
         self.messages = messages
-        self._cached: list[int] = []  # the tokens in the KV cache
+        self._cached = self._cached[: self._alike]  # what both begin with, such as a system message, is not read again
+        self._anew = True  # whether nothing was said since
         self._said: dict[int, _Said] = {}  # by the number of messages, where a turn of this chat ended
 
     def _last_message(self) -> int:
@@ -243,10 +248,12 @@ class Chat:
             parts: list[str] = []
             thoughts: list[str] = []  # empty where the model did not think
             sampled: list[int] = []
-            self._take_share(engine, turn, options)
+            model.prefixes.withdraw(self._left)
+            self._left = None
+            room = self._take_share(engine, turn, options)
             try:
                 for piece in answer(
-                    *(engine, text, self._begun(turn), turn.tokens, options),
+                    *(engine, text, self._begun(turn, room), turn.tokens, options),
                     chunk=chunk,
                     started_ns=started,
                     speculation=drafts,
@@ -271,15 +278,16 @@ class Chat:
             finally:
                 self._rest_share(engine)
 
-    def _take_share(self, engine: Engine, turn: _Turn, options: GenerateOptions) -> None:
-        """Have room for an answer in a memory limit, where there is one."""
+    def _take_share(self, engine: Engine, turn: _Turn, options: GenerateOptions) -> bool:
+        """Have room for an answer in a memory limit, where there is one; False where it was interrupted before."""
         if engine.plan is None or engine.shares is None:
-            return
+            return True
         most = ends_of(options, self._capacity, self._model.block(turn.text)).most
         rows = max(self._written, min(self._capacity, len(turn.tokens) + most))
         size = engine.plan.answer_bytes(rows)
         taken = engine.shares.take(size, options.interrupted, instead=self._share, drop=weakref.WeakMethod(self._drop))
         self._share = taken or self._share
+        return taken is not None
 
     def _rest_share(self, engine: Engine) -> None:
         """Keep what the cache takes of a memory limit until somebody needs it."""
@@ -292,13 +300,22 @@ class Chat:
         """Give up the cache: the next answer reads the whole conversation again."""
         self._cache, self._cached, self._written = self._model.engine.new_cache(), [], 0
 
-    def _begun(self, turn: _Turn) -> KVCache:
-        """The cache with what it has of a prompt. What it holds is known again when the answer ended as it should."""
-        cache, prompt = self._cache, turn.tokens
-        shared = min(_shared(self._cached, prompt), cache.reusable)
+    def _begun(self, turn: _Turn, room: bool) -> KVCache:
+        """The cache with what is known of a prompt; of other texts only where there is room for it. What it holds is
+        known again when the answer ended as it should."""
+        cache, prompt, prefixes = self._cache, turn.tokens, self._model.prefixes
+        shared = min(_shared(self._cached, prompt), cache.reusable, len(prompt) - 1)  # the last one's logits are needed
+        if self._anew:
+            shared = prefixes.whole(shared)
         self._cached = []
         self._said = {end: said for end, said in self._said.items() if end < len(turn.messages)}
-        cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
+        known = prefixes.begin(prompt, cache, shared) if room else 0
+        if not known:
+            cache.truncate(shared)
+        shared = max(shared, known)
+        alike = self._anew or known or not shared or prefixes.exact
+        self._alike = prefixes.whole(len(prompt)) if alike else min(self._alike, shared)
+        self._anew = False
         return cache
 
     def _keep(
@@ -312,7 +329,10 @@ class Chat:
         """Remember an answer as far as it was shown."""
         said, tokens = "".join(parts), turn.tokens + sampled
         self.messages = [*turn.messages, _said(parts, thoughts)]
-        self._cached = tokens[: self._cache.length]
+        self._cached, prefixes = tokens[: self._cache.length], self._model.prefixes
+        if prefixes.exact:
+            self._alike = len(self._cached)
+        self._left = prefixes.leave(self._cached, self._cache, self._alike, self._written)
         if thoughts:
             return  # the text is encoded anew: the template leaves thoughts out of what the model reads again
         # After a stop string the tokens say more than the text that was shown: the text is encoded anew.

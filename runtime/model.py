@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from edge.runtime.decode.answer import Piece, Result, answer, check_length, chec
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.prefixes import Prefixes, grouped
 from edge.runtime.keywords import GenerateKeywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.options import flag, integer, shown, text, unless_none, with_keywords
@@ -62,6 +64,13 @@ class Model(Loaded):
         self.text = text
         self._prefill_chunk, self._day = prefill_chunk, day
         self._knows_end = False
+        self._prefixes: Prefixes | None = None
+        self._making = threading.Lock()  # what several threads may ask for first
+
+    def close(self) -> None:
+        if self._prefixes is not None:
+            self._prefixes.close()
+        super().close()
 
     @property
     def prefill_chunk(self) -> int:
@@ -70,6 +79,15 @@ class Model(Loaded):
         if plan is not None:
             return plan.demand.chunk
         return self.engine.chunk if self._prefill_chunk is None else self._prefill_chunk
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """What this model read last, which prompts may begin like."""
+        engine = self.engine
+        with self._making:
+            if self._prefixes is None:
+                self._prefixes = Prefixes(engine, self.prefill_chunk)
+            return self._prefixes
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -220,6 +238,7 @@ class Model(Loaded):
             speculation=self.speculation,
             block=block,
             shares=None if engine.plan is None else engine.shares,
+            prefixes=self.prefixes,
         )
         return Stream(made)
 
@@ -322,7 +341,7 @@ class Model(Loaded):
             width = min(width, engine.plan.demand.branches)
         ids = [each for each, _ in asked]
         if width < 2 or len(prompts) < (1 if engine.exact else 2) or self._alone:
-            for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
+            for i in grouped(ids):
                 yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return
         mosts = [ends_of(each, engine.context, block).most for each, (_, block) in zip(options, asked, strict=True)]
@@ -333,8 +352,9 @@ class Model(Loaded):
             assert engine.shares is not None
             share = engine.shares.take(engine.plan.answer_bytes(width * capacity), options[0].interrupted)
         with share or nullcontext():  # none where it was interrupted, before any memory is written
-            batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
-            for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):  # the longest prompts are begun first
+            chunk, prefixes = self.prefill_chunk, self.prefixes
+            batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=chunk, prefixes=prefixes)
+            for i in grouped(ids):
                 batch.add(BatchAnswer(i, asked[i], options[i], engine, self.text))
             while not batch.idle:
                 interrupted = options[0].interrupted()  # by which all answers end where they are

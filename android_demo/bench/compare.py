@@ -56,6 +56,7 @@ manifest = open_bundle(path).manifest
 model = edge.load(path, speculate="off", **({"context": 1024} if manifest.encoder is None else {}))
 def run():
     if manifest.encoder is None:
+        model.prefixes.forget()  # the prompt is read each time
         made = model.generate(prompt, raw=True, max_tokens=int(tokens))
         return made.generated_tokens, made.decode_tokens_per_s, made.ttft_ms
     begun, count, first = time.perf_counter(), 0, None

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer, Deliver
 from edge.runtime.batch.batch import Batch
-from edge.runtime.batch.prefixes import Prefixes
 from edge.runtime.decode.answer import check_prompt
 from edge.runtime.decode.generate_options import GenerateOptions, never
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.thoughts import THINK_TOKENS
-from edge.runtime.memory.limit import memory_limit
 from edge.runtime.memory.shares import closed
 from edge.serve.refusal import WorkerClosed, too_many
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model, Prompt
 
-PREFIX_BYTES = 1 << 30  # of keys and values of earlier texts, at most; and at most so much of the memory:
-PREFIX_PART = 16
 CLOSE_S = 30.0  # in which a step ends
 
 
@@ -182,7 +178,6 @@ class Worker:
         """The batch of all answers, with its share of a memory limit."""
         model, engine = self.model, self.model.engine
         width = self._parallel
-        limit = min(PREFIX_BYTES, (memory_limit() or 0) // PREFIX_PART)
         if engine.plan is not None:
             assert engine.shares is not None
             width = min(width, max(1, engine.plan.demand.branches - 1))  # one more is being read
@@ -190,7 +185,7 @@ class Worker:
             share = engine.shares.take(needed, never)
             assert share is not None, "nobody interrupts it"
             stack.enter_context(share)
-            limit = max(0, min(limit, engine.plan.answers_bytes - needed))
+        model.prefixes.serve()
         return Batch(
             engine,
             model.text,
@@ -199,7 +194,7 @@ class Worker:
             chunk=model.prefill_chunk,
             fair=True,
             speculation=model.speculation,
-            prefixes=Prefixes(engine, limit, model.prefill_chunk),
+            prefixes=model.prefixes,
         )
 
     def _end(self, answer: BatchAnswer) -> None:

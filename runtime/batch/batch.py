@@ -18,7 +18,6 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.runtime.batch.answer import BatchAnswer
-from edge.runtime.batch.prefixes import Prefixes
 from edge.runtime.decode.answer import drafts_of
 from edge.runtime.decode.forced import Forced
 from edge.runtime.decode.generate_options import never
@@ -26,6 +25,7 @@ from edge.runtime.decode.loop import decode_steps, prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.prefixes import Prefixes, shared
 from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.text.tokenizer import Text
@@ -74,7 +74,8 @@ class Batch:
         chunk: maximum prompt tokens of one step.
         fair: as above.
         speculation: what drafts for an answer that grows alone, where drafts change no bit of it.
-        prefixes: texts that prompts may begin like.
+        prefixes: texts that prompts may begin like. Where `fair`, all that is read and said is kept there; otherwise
+            what a prompt shares with the next one, so that prompts are best `grouped`.
     """
 
     def __init__(
@@ -259,10 +260,16 @@ class Batch:
     def _join(self, answer: BatchAnswer, cache: KVCache) -> None:
         """Let an answer grow, whose prompt was read."""
         if self._prefixes is not None:
-            self._prefixes.keep(answer.prompt, cache)
+            self._prefixes.keep(answer.prompt[: self._useful(answer)], cache)
         if self._fair:
             self._slots.join(cache)
         self._growing[cache] = answer
+
+    def _useful(self, answer: BatchAnswer) -> int:
+        """The number of a prompt's first tokens that are kept."""
+        if self._fair:
+            return len(answer.prompt)
+        return shared(answer.prompt, self._waiting[0].prompt) if self._waiting else 0
 
     def _grow(self) -> list[BatchAnswer]:
         """Run a step of all answers that grow."""
@@ -318,7 +325,7 @@ class Batch:
         for cache in caches:
             answer: Any = self._growing.get(cache)
             if answer is None or answer in ended:
-                keeps = self._prefixes is not None and self._prefixes.exact
+                keeps = self._fair and self._prefixes is not None and self._prefixes.exact
                 if answer is not None and answer.error is None and keeps:
                     assert self._prefixes is not None
                     text = [*answer.prompt, *answer.tokens[:-1]]

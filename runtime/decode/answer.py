@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edge.manifest import Manifest
     from edge.runtime.engine.cache import KVCache
     from edge.runtime.engine.engine import Engine
+    from edge.runtime.engine.prefixes import Prefixes
     from edge.runtime.memory.shares import Shares
     from edge.runtime.speculate.speculation import Figures, Speculation
 
@@ -43,7 +44,7 @@ class Timings:
     """Times and counts of one answer. All of its pieces share one object, which each piece updates."""
 
     prompt_tokens: int
-    cached_tokens: int = 0  # of the prompt: those that an earlier turn left in the KV cache
+    cached_tokens: int = 0  # of the prompt: those that an earlier text had, whose keys and values were there
     generated_tokens: int = 0
     ttft_ms: float | None = None  # from asking to the first token
     prefill_s: float = 0.0
@@ -175,6 +176,7 @@ def answer(
     speculation: Speculation | None = None,
     block: Block | None = None,
     shares: Shares | None = None,
+    prefixes: Prefixes | None = None,
 ) -> Generator[Piece, None, None]:
     """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
 
@@ -184,6 +186,7 @@ def answer(
         speculation: what drafts, where anything does.
         block: of thoughts, where the answer may begin with some.
         shares: of a memory limit, of which the answer takes one; a chat does that by itself.
+        prefixes: texts that the prompt may begin like, one of which the answer becomes; a chat does that by itself.
     """
     timings = Timings(len(prompt), cache.length, simulated=engine.provider.simulated)
     # What is drawn anew every time has no text to keep to.
@@ -193,12 +196,39 @@ def answer(
     drafts = drafts_of(speculation, prompt, ends, text, options, timings)
     if options.form is not None:
         drafts = Forced(drafts, chunk, timings)
-    new = np.asarray(prompt[cache.length :], np.int64)
-    tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted, drafts=drafts)
+
+    def made() -> Generator[int, None, None]:
+        new = np.asarray(prompt[cache.length :], np.int64)
+        return generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted, drafts=drafts)
+
+    tokens = made() if prefixes is None else _known(prefixes, prompt, cache, timings, made)
     if shares is not None:
         assert engine.plan is not None
         tokens = shares.over(engine.plan.answer_bytes(cache.capacity), options.interrupted, tokens)
     return pieces(tokens, text, timings, ends, started_ns=started_ns, block=block)
+
+
+def _known(
+    prefixes: Prefixes,
+    prompt: list[int],
+    cache: KVCache,
+    timings: Timings,
+    make: Callable[[], Generator[int, None, None]],
+) -> Generator[int, None, None]:
+    """Yield the tokens of an answer, whose cache begins with what is known of the prompt. Afterwards its text is known,
+    unless an error ended it."""
+    timings.cached_tokens = prefixes.begin(prompt, cache)
+    said: list[int] = []
+    tokens = make()
+    try:
+        for token in tokens:
+            said.append(token)
+            yield token
+    except GeneratorExit:
+        tokens.close()
+        prefixes.leave([*prompt, *said][: cache.length], cache, prefixes.whole(len(prompt)))
+        raise
+    prefixes.leave([*prompt, *said][: cache.length], cache, prefixes.whole(len(prompt)))
 
 
 def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:

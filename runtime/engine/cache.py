@@ -159,6 +159,7 @@ class KVCache:
         assert self.length == 0 and self.states is None, "rows begin an empty text"
         for part, kept in zip(self._part(0, length), rows, strict=True):
             part[0][:], part[1][:] = kept[0][:, :, :length], kept[1][:, :, :length]
+        self.positions[:length] = np.arange(length)
         self.length = length
 
     def _part(self, start: int, end: int) -> Rows:

@@ -78,6 +78,7 @@ class Shares:
         self._taken: list[weakref.ref[Share]] = []
         self._waiting: list[Share] = []
         self.closed = False  # whether there are no more answers
+        self._entering = False
         # Its lock may be taken again by a thread that has it: there, too, the collector may end a stream.
         self._change = threading.Condition()
 
@@ -138,6 +139,18 @@ class Shares:
                 self._waiting.remove(share)
                 self._change.notify_all()
 
+    def spare(self, size: int, drop: Drop) -> Share | None:
+        """Return an idle share of so many bytes, which answers take away where they need the room; None where there is
+        no room for it beside all that is there. The garbage collector may call this anywhere."""
+        share = Share(self, size, drop)
+        share.idle = True
+        with self._change:
+            there = sum(other.size for other in self._there())
+            if self.closed or self._waiting or self._entering or there + size > self._total:
+                return None
+            self._enter(share, None)
+        return share
+
     def close(self) -> None:
         """Refuse all further answers, those that wait included."""
         self.closed = True
@@ -169,6 +182,13 @@ class Shares:
         where the model was closed."""
         if self.closed:
             raise InputError(closed(self._name))
+        self._entering = True
+        try:
+            return self._entered(share, instead)
+        finally:
+            self._entering = False
+
+    def _entered(self, share: Share, instead: Share | None) -> bool:
         there = [other for other in self._there() if other is not instead]
         free = self._total - share.size - sum(other.size for other in there)
         idle = [other for other in there if other.idle]
