@@ -89,6 +89,7 @@ class Chat:
         if system is not None:
             messages = [{"role": "system", "content": system}]
         begun = self._opened(() if messages is None else messages)
+        self._prefixes = model.prefixes
         self._cache = model.engine.new_cache()
         self._cached: list[int] = []  # the tokens in the KV cache
         self._alike = 0  # of these: those that were read as if the conversation began there
@@ -248,7 +249,7 @@ class Chat:
             parts: list[str] = []
             thoughts: list[str] = []  # empty where the model did not think
             sampled: list[int] = []
-            model.prefixes.withdraw(self._left)
+            self._prefixes.withdraw(self._left)
             self._left = None
             room = self._take_share(engine, turn, options)
             try:
@@ -303,7 +304,7 @@ class Chat:
     def _begun(self, turn: _Turn, room: bool) -> KVCache:
         """The cache with what is known of a prompt; of other texts only where there is room for it. What it holds is
         known again when the answer ended as it should."""
-        cache, prompt, prefixes = self._cache, turn.tokens, self._model.prefixes
+        cache, prompt, prefixes = self._cache, turn.tokens, self._prefixes
         shared = min(_shared(self._cached, prompt), cache.reusable, len(prompt) - 1)  # the last one's logits are needed
         if self._anew:
             shared = prefixes.whole(shared)
@@ -329,10 +330,10 @@ class Chat:
         """Remember an answer as far as it was shown."""
         said, tokens = "".join(parts), turn.tokens + sampled
         self.messages = [*turn.messages, _said(parts, thoughts)]
-        self._cached, prefixes = tokens[: self._cache.length], self._model.prefixes
-        if prefixes.exact:
+        self._cached = tokens[: self._cache.length]
+        if self._prefixes.exact:
             self._alike = len(self._cached)
-        self._left = prefixes.leave(self._cached, self._cache, self._alike, self._written)
+        self._left = self._prefixes.leave(self._cached, self._cache, self._alike, self._written)
         if thoughts:
             return  # the text is encoded anew: the template leaves thoughts out of what the model reads again
         # After a stop string the tokens say more than the text that was shown: the text is encoded anew.

@@ -23,6 +23,7 @@ from edge.runtime.memory.shares import Share
 
 LEAST = 16  # tokens that are worth being copied
 RECENT = 4  # texts that are kept for one program; one that begins each prompt alike needs the last one
+NEARLY = 3 / 4  # of a text that a later one has, too: only the later one is kept for one program
 MOST_BYTES = 1 << 30  # of keys and values that are kept, and at most so much of the memory:
 PART = 16
 
@@ -45,7 +46,7 @@ class Known:
 
 class Prefixes:
     """The texts that one model read last, whoever asked: the last `RECENT` of them, and no more than one text of the
-    whole context takes. Several threads may use it.
+    whole context takes; of texts that are alike for the most part the last one. Several threads may use it.
 
     Args:
         engine: whose caches they are of.
@@ -152,7 +153,8 @@ class Prefixes:
 
     def close(self) -> None:
         """Forget all texts, and keep no more."""
-        self._known, self._limit = False, 0
+        with self._lock:
+            self._known, self._limit = False, 0
         self.forget()
 
     def _new(self, tokens: Sequence[int], count: int, cache: KVCache, written: int = 0) -> Known | None:
@@ -179,9 +181,10 @@ class Prefixes:
         return text.share is not None
 
     def _enter(self, text: Known) -> None:
-        """Have a text among those that are known, instead of its own beginnings and of what there is no room for."""
+        """Have a text among those that are known, instead of what it nearly has and of what there is no room for."""
+        alike = NEARLY if self._most is not None else 1
         with self._lock:
-            gone = [each for each in self._texts if _shared(each.tokens, text.tokens) == len(each.tokens)]
+            gone = [e for e in self._texts if _shared(e.tokens, text.tokens) >= alike * len(e.tokens)]
             left = [each for each in self._texts if each not in gone]
             while left and (self._most == len(left) or sum(each.bytes for each in left) + text.bytes > self.limit):
                 gone.append(left.pop(0))

@@ -142,17 +142,27 @@ def test_memory_does_not_grow_with_the_number_of_calls(model: edge.Model) -> Non
     assert store.limit <= model.engine.kv.bytes_per_token * model.engine.context
 
 
+def test_a_server_keeps_what_memory_has_room_for(model: edge.Model) -> None:
+    store = model.prefixes
+    for i in range(2 * RECENT):
+        model.generate(f"{i} {HEAD}", max_tokens=2)
+        store.serve()
+    assert len(store._texts) > RECENT
+
+
 def test_a_model_that_was_closed_keeps_nothing(model: edge.Model) -> None:
     chat, stream = model.chat(), model.stream(HEAD, max_tokens=20)
     chat.generate(HEAD, max_tokens=4)
-    next(stream)
+    other = model.chat().stream(HEAD + HEAD, max_tokens=20)
+    next(stream), next(other)
     held = [weakref.ref(part) for text in model.prefixes._texts for pair in text.rows for part in pair]
     model.close()
     stream.close()
-    del chat, stream
+    other.close()
+    del chat, stream, other
     gc.collect()
     assert held and not any(ref() is not None for ref in held)
-    assert not model._prefixes.bytes if model._prefixes else False
+    assert model._prefixes is not None and not model._prefixes.bytes
 
 
 def test_a_conversation_that_starts_over_keeps_what_it_begins_with(
