@@ -25,7 +25,7 @@ from edge.runtime.decode.loop import decode_steps, prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.prefixes import Prefixes, shared
+from edge.runtime.engine.prefixes import Known, Prefixes, shared
 from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.text.tokenizer import Text
@@ -101,6 +101,7 @@ class Batch:
         self._waiting = deque[BatchAnswer]()
         self._reading: _Reading | None = None
         self._growing: dict[KVCache, BatchAnswer] = {}
+        self._left: dict[KVCache, Known | None] = {}  # their prompts, as other texts may begin like them
         self._refused: list[BatchAnswer] = []  # before they began
         self._alone: Generator[list[int], None, None] | None = None  # steps of an answer that has drafts
         self._step_s = self._token_s = 0.0  # what a step of those that grow takes, and a token that is read
@@ -259,17 +260,14 @@ class Batch:
 
     def _join(self, answer: BatchAnswer, cache: KVCache) -> None:
         """Let an answer grow, whose prompt was read."""
-        if self._prefixes is not None:
-            self._prefixes.keep(answer.prompt[: self._useful(answer)], cache)
+        prompt, prefixes = answer.prompt, self._prefixes
         if self._fair:
+            if prefixes is not None:  # the memory in which it was read, before the slot is its memory
+                self._left[cache] = prefixes.leave(prompt, cache, prefixes.whole(len(prompt)))
             self._slots.join(cache)
+        elif prefixes is not None and self._waiting:
+            prefixes.keep(prompt[: shared(prompt, self._waiting[0].prompt)], cache)
         self._growing[cache] = answer
-
-    def _useful(self, answer: BatchAnswer) -> int:
-        """The number of a prompt's first tokens that are kept."""
-        if self._fair:
-            return len(answer.prompt)
-        return shared(answer.prompt, self._waiting[0].prompt) if self._waiting else 0
 
     def _grow(self) -> list[BatchAnswer]:
         """Run a step of all answers that grow."""
@@ -325,11 +323,9 @@ class Batch:
         for cache in caches:
             answer: Any = self._growing.get(cache)
             if answer is None or answer in ended:
-                keeps = self._fair and self._prefixes is not None and self._prefixes.exact
-                if answer is not None and answer.error is None and keeps:
-                    assert self._prefixes is not None
+                if answer is not None and answer.error is None and cache in self._left and self._prefixes is not None:
                     text = [*answer.prompt, *answer.tokens[:-1]]
-                    self._prefixes.keep(text[: cache.length], cache)
+                    self._prefixes.extend(self._left[cache], text[: cache.length], cache)
                 self._leave(cache)
         return ended
 
@@ -338,6 +334,7 @@ class Batch:
             self.close()
         self._slots.leave(cache)
         self._growing.pop(cache, None)
+        self._left.pop(cache, None)
 
 
 def _likeliest(sampler: Sampler) -> bool:

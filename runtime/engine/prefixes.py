@@ -136,6 +136,29 @@ class Prefixes:
         self._enter(text)
         return text
 
+    def extend(self, text: Known | None, tokens: Sequence[int], cache: KVCache) -> None:
+        """Let a text that was left, or None, go on as the text of a cache does, where answers' rows may begin prompts.
+        Its other rows are copied; all are where it is not known any more, or has a share of a memory limit."""
+        if not self.exact:
+            return
+        longer = np.asarray(tokens, np.int64)
+        with self._lock:
+            left = text if text in self._texts else None
+            # None where another answer to it was extended, or the limit would have to know.
+            if left is not None and (left.share is not None or _shared(left.tokens, longer) < len(left.tokens)):
+                left = None
+            if left is not None:
+                start, size = len(left.tokens), sum(_taken(part, len(longer)) for pair in left.rows for part in pair)
+                if size > self.limit:
+                    return
+                for kept, rows in zip(left.rows, cache.buffers, strict=True):
+                    for target, source in zip(kept, rows, strict=True):
+                        target[:, :, start : len(longer)] = source[:, :, start : len(longer)]
+                left.tokens, left.bytes = longer, size
+                self._enter(left)
+        if left is None:
+            self.keep(tokens, cache)
+
     def withdraw(self, text: Known | None) -> None:
         """Forget a text, whose memory is not read any more after this."""
         if text is None:
@@ -184,8 +207,9 @@ class Prefixes:
         """Have a text among those that are known, instead of what it nearly has and of what there is no room for."""
         alike = NEARLY if self._most is not None else 1
         with self._lock:
-            gone = [e for e in self._texts if _shared(e.tokens, text.tokens) >= alike * len(e.tokens)]
-            left = [each for each in self._texts if each not in gone]
+            others = [each for each in self._texts if each is not text]
+            gone = [each for each in others if _shared(each.tokens, text.tokens) >= alike * len(each.tokens)]
+            left = [each for each in others if each not in gone]
             while left and (self._most == len(left) or sum(each.bytes for each in left) + text.bytes > self.limit):
                 gone.append(left.pop(0))
             self._texts = [*left, text] if self._known else []
@@ -221,4 +245,4 @@ def _taken(part: NDArray[np.generic], rows: int) -> int:
     """Bytes of memory that the first rows of keys or values [1, heads, rows, head_dim] take, in pages for each head."""
     _, heads, _, size = part.shape
     pages = -(-rows * size * part.itemsize // mmap.PAGESIZE)
-    return min(part.nbytes, heads * pages * mmap.PAGESIZE)
+    return int(min(part.nbytes, heads * pages * mmap.PAGESIZE))

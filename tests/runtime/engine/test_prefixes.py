@@ -13,6 +13,10 @@ import pytest
 
 import edge
 from edge.bundle import Bundle
+from edge.runtime.batch.answer import BatchAnswer
+from edge.runtime.batch.batch import Batch
+from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.prefixes import LEAST, RECENT, grouped
@@ -99,8 +103,6 @@ def test_logits_have_the_same_bits(model: edge.Model, exact: bool) -> None:
     text = rng.integers(10, 200, 100)
 
     def logits(cache: KVCache, tokens: np.ndarray) -> np.ndarray:
-        from edge.runtime.decode.loop import prefill
-
         made = prefill(engine, cache, tokens, chunk=CHUNK, interrupted=lambda: False)
         assert made is not None
         return made.copy()
@@ -148,6 +150,54 @@ def test_a_server_keeps_what_memory_has_room_for(model: edge.Model) -> None:
         model.generate(f"{i} {HEAD}", max_tokens=2)
         store.serve()
     assert len(store._texts) > RECENT
+
+
+def answered(model: edge.Model, *prompts: list[int]) -> list[BatchAnswer]:
+    """As a server answers them, side by side."""
+    options = GenerateOptions(max_tokens=8, temperature=0)
+    batch = Batch(model.engine, model.text, capacity=512, width=4, chunk=CHUNK, fair=True, prefixes=model.prefixes)
+    made = [BatchAnswer(i, (prompt, None), options, model.engine, model.text) for i, prompt in enumerate(prompts)]
+    for each in made:
+        batch.add(each)
+    while not batch.idle:
+        batch.step()
+    assert not any(each.error for each in made)
+    return made
+
+
+def test_a_server_knows_a_conversation_to_its_end_and_copies_none_of_it(
+    model: edge.Model, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = model.prompt_ids(HEAD)
+    with monkeypatch.context() as patched:
+        patched.delattr(KVCache, "first_rows")
+        (first,) = answered(model, ids)
+    longer = [[*ids, *first.tokens, *model.prompt_ids(end)] for end in ENDS[:3]]
+    found = answered(model, *longer)
+    known = len(ids) + len(first.tokens) - 1 if exact else len(ids) - len(ids) % CHUNK
+    assert found[0].timings.cached_tokens == known == min(each.timings.cached_tokens for each in found)
+    for prompt, each in zip(longer, found, strict=True):
+        model.prefixes.forget()
+        assert answered(model, prompt)[0].tokens == each.tokens
+
+
+def test_answers_that_grow_from_one_prompt_are_both_known(model: edge.Model, library: Kernels) -> None:
+    ids, store = model.prompt_ids(HEAD), model.prefixes
+    store.serve()
+    cache, said = model.engine.new_cache(), [[*range(30, 50)], [*range(60, 80)]]
+    prefill(model.engine, cache, np.array(ids), chunk=CHUNK, interrupted=lambda: False)
+    left = store.leave(ids, cache, store.whole(len(ids)))
+    for each in said:
+        grown = model.engine.new_cache()
+        prefill(model.engine, grown, np.array([*ids, *each]), chunk=CHUNK, interrupted=lambda: False)
+        store.extend(left, [*ids, *each], grown)
+    if store.exact:
+        for each in said:
+            begun, fresh = model.engine.new_cache(), model.engine.new_cache()
+            assert store.begin([*ids, *each, 5], begun) == len(ids) + len(each)
+            prefill(model.engine, fresh, np.array([*ids, *each]), chunk=CHUNK, interrupted=lambda: False)
+            for a, b in zip(begun.first_rows(begun.length), fresh.first_rows(fresh.length), strict=True):
+                assert np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])
 
 
 def test_a_model_that_was_closed_keeps_nothing(model: edge.Model) -> None:
