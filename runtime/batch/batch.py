@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SHORTEST = 8  # tokens of a prompt that are read at a time beside answers that grow
+SHORTEST = 4  # tokens of a prompt that are read at a time beside answers that grow
 FORGETS = 4  # steps in which what a step takes is forgotten, by and by
 
 
@@ -236,9 +236,10 @@ class Batch:
                 interrupted=answer.options.interrupted,
                 prompt=len(answer.prompt),
             )
+            if (ran := min(size, len(rest))) >= SHORTEST:  # a token alone takes longer than it does among others
+                self._token_s = (time.perf_counter() - began) / ran
             if size < len(rest):
                 return []
-            self._token_s = (time.perf_counter() - began) / min(size, len(rest))
             self._reading = None
             if logits is None:  # it was interrupted
                 answer.interrupt()
