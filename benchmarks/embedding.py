@@ -92,10 +92,21 @@ def write_onnx(model: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     bert = AutoModel.from_pretrained(model, add_pooling_layer=False, attn_implementation="eager").eval()
+
+    class Hidden(torch.nn.Module):
+        """The model's last hidden states, by position."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = bert
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
+
     names, ids = ["input_ids", "attention_mask"], torch.ones(2, 8, dtype=torch.int64)
     dynamic = {name: {0: "texts", 1: "tokens"} for name in names}
     torch.onnx.export(
-        bert, (ids, ids), str(folder / "float.onnx"), input_names=names, output_names=["hidden"],
+        Hidden(), (ids, ids), str(folder / "float.onnx"), input_names=names, output_names=["hidden"],
         dynamic_axes=dynamic | {"hidden": {0: "texts", 1: "tokens"}}, opset_version=18, dynamo=False,
     )  # fmt: skip
     quantize_dynamic(folder / "float.onnx", folder / "int8.onnx", per_channel=True, weight_type=QuantType.QInt8)
