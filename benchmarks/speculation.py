@@ -127,7 +127,7 @@ def fix(speculation: Any, drafter: str, length: int, match: int = 1) -> None:
     from edge.runtime.decode.draft import NOTHING
     from edge.runtime.speculate.drafter import Budget
 
-    def budget(most: int, context: int) -> Budget:
+    def budget(most: int, context: int, forced: int = 0) -> Budget:
         return Budget(min(most, length), 0.0, False)
 
     def cut(draft: Any) -> Any:

@@ -104,7 +104,7 @@ def drafter(name: str, folder: Path, engine: PathEngine) -> Drafter:
 class Eager(Planner):
     """Runs every draft as it is."""
 
-    def budget(self, most: int, context: int) -> Budget:
+    def budget(self, most: int, context: int, forced: int = 0) -> Budget:
         return Budget(min(most, 5), 0.0)
 
     def cut(self, draft: Draft) -> Draft:
