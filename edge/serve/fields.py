@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -12,6 +14,7 @@ from edge.serve.refusal import BAD, Refusal
 
 T = TypeVar("T")
 MOST_FIELDS = 200
+LARGEST = 2**53  # which every program has as a whole number
 MOST_TEXTS, LONGEST_TEXT = 16, 1000
 LONGEST_NAME = 100  # characters of a field's name in an answer
 
@@ -22,8 +25,19 @@ def read_object(body: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is no number")
 
+    def finite(number: str) -> float:
+        found = float(number)
+        return found if math.isfinite(found) else refuse(shown(number))
+
+    def once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(fields)
+        if len(found) < len(fields):
+            ((twice, _),) = Counter(name for name, _ in fields).most_common(1)
+            raise ValueError(f"an object has {shown(twice)} twice")
+        return found
+
     try:
-        found = json.loads(body.decode(), parse_constant=refuse)
+        found = json.loads(body.decode(), parse_constant=refuse, parse_float=finite, object_pairs_hook=once)
     except UnicodeDecodeError:
         raise Refusal(BAD, "The request's body is no UTF-8.") from None
     except RecursionError:
@@ -55,6 +69,8 @@ class Fields:
         value = self._left.pop(name, None)
         if value is None:
             return unset
+        if isinstance(value, float) and value.is_integer():  # JSON's 2.0 is a whole number
+            value = int(value)
         try:
             return check(value)
         except Refusal:
@@ -62,7 +78,7 @@ class Fields:
         except EdgeError as e:
             raise Refusal(BAD, str(e), field=name) from None
 
-    def integer(self, name: str, least: int = 0, most: int = 2**53) -> int | None:
+    def integer(self, name: str, least: int = 0, most: int = LARGEST) -> int | None:
         """A whole number."""
         what = f"a whole number from {least} to {most}"
         found: int | None = self.take(name, integer(name, what, least=least, most=most))
@@ -101,7 +117,7 @@ class Fields:
         """Take a field that may have one of these values alone; others are refused. why: they are."""
 
         def check(value: Any) -> None:
-            if value not in values:
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
                 raise InputError(why)
 
         self.take(name, check)
