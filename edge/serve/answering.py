@@ -23,6 +23,7 @@ from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.answer import FinishReason, Piece, Timings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
+from edge.serve.bias import Bias
 from edge.serve.calls import Format
 from edge.serve.refusal import BROKEN, TOO_SLOW, Refusal, WorkerClosed
 from edge.serve.tool_talk import told
@@ -44,7 +45,7 @@ TOP_LOGPROBS = 20  # most likely tokens of each place, at most
 class Ask:
     """What a request asks of a model. options: one for each of the answers that are wanted. top: the number of likely
     tokens whose log probabilities are told; None: of no token. tools: that may be called. choice: of them, as
-    `read_choice` gives it."""
+    `read_choice` gives it. bias: of the answers' tokens."""
 
     prompt: Prompt
     options: Sequence[GenerateOptions]
@@ -52,6 +53,7 @@ class Ask:
     top: int | None = None
     tools: Sequence[Tool] = ()
     choice: str = "auto"
+    bias: Bias | None = None
     parallel: bool = True
 
 
@@ -120,6 +122,7 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._came = asyncio.Queue[Part | BatchAnswer]()
         self._logprobs: list[list[Logprob]] = [[] for _ in ask.options]
+        self._thoughts = 0  # tokens of them that came
 
     @classmethod
     async def of(cls, models: Models, name: str, ask: Ask) -> Answers:
@@ -140,6 +143,25 @@ class Answers:
     def timings(self) -> list[Timings]:
         """The times and counts of each answer."""
         return [answer.timings for answer in self._answers]
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's counts of tokens. Drafted ones are among the answer's where they were right."""
+        timings = self.timings
+        prompt, answered = timings[0].prompt_tokens, sum(each.generated_tokens for each in timings)
+        figures = [each.speculation for each in timings if each.speculation is not None]
+        accepted, drafted = sum(f.accepted for f in figures), sum(f.drafted for f in figures)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": answered,
+            "total_tokens": prompt + answered,
+            "prompt_tokens_details": {"cached_tokens": max(each.cached_tokens for each in timings)},
+            "completion_tokens_details": {
+                "reasoning_tokens": self._thoughts,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
+        }
 
     async def _begin(self) -> None:
         """Let the answers wait for their turn."""
@@ -174,6 +196,7 @@ class Answers:
 
         def deliver(piece: Piece) -> None:
             nonlocal seen
+            self._thoughts += piece.thoughts is not None and piece.token_id is not None
             new = noted[seen : seen + 1] if piece.token_id is not None else []
             seen += len(new)
             text, before = piece.text, 0
@@ -185,11 +208,10 @@ class Answers:
             end = None if ask.parallel else 1
             self._put(Part(index, piece, text, calls.found[before:end] if calls is not None else (), new))
 
-        def watching(sampler: Sampler) -> Sampler:
-            assert ask.top is not None
-            return _Watching(sampler, ask.top, noted)
+        def wrap(sampler: Sampler) -> Sampler:
+            sampler = sampler if ask.bias is None else ask.bias.over(sampler)
+            return sampler if ask.top is None else _Watching(sampler, ask.top, noted)
 
-        wrap = None if ask.top is None else watching
         return self.worker.make(prompt, options, deliver, raw=ask.raw, wrap=wrap, tools=tools)
 
     def _put(self, came: Part | BatchAnswer) -> None:
@@ -296,20 +318,3 @@ def thoughts_of(parts: Sequence[Part]) -> str | None:
 def finish_of(reason: FinishReason | None) -> str:
     """The reason why an answer ended, as both protocols call it."""
     return "stop" if reason == "stop" else "length"
-
-
-def usage_of(timings: Sequence[Timings]) -> dict[str, Any]:
-    """OpenAI's counts of tokens. Drafted ones are among the answer's where they were right."""
-    prompt, answered = timings[0].prompt_tokens, sum(each.generated_tokens for each in timings)
-    figures = [each.speculation for each in timings if each.speculation is not None]
-    accepted, drafted = sum(f.accepted for f in figures), sum(f.drafted for f in figures)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answered,
-        "total_tokens": prompt + answered,
-        "prompt_tokens_details": {"cached_tokens": max(each.cached_tokens for each in timings)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
-    }

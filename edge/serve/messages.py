@@ -13,6 +13,29 @@ from edge.serve.fields import Fields
 from edge.serve.tools import read_calls
 
 MOST_MESSAGES = 2000
+PART_LABELS = "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint"  # which say nothing to the model
+
+
+def text_of_parts(kinds: Sequence[str], number: int, value: Any) -> str:
+    """A message's text; of a list of parts, which must be of these kinds, their texts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or len(value) > MOST_MESSAGES or not all(isinstance(each, dict) for each in value):
+        raise InputError(f"The content of message {number} must be a text, or a list of parts, not {shown(value)}.")
+    return "\n".join(_part(kinds, number, part) for part in value)
+
+
+def _part(kinds: Sequence[str], number: int, value: Any) -> str:
+    fields = Fields(value, f"a part of message {number}")
+    kind = fields.text("type")
+    if kind not in kinds:
+        raise InputError(f"Message {number} has a part of the type {shown(kind)}; models here read text.")
+    said = fields.text("text")
+    if said is None:
+        raise InputError(f"Message {number} has a part without a text.")
+    fields.unread(*PART_LABELS)
+    fields.end()
+    return said
 
 
 @dataclass(frozen=True)

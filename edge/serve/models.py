@@ -68,6 +68,10 @@ class Models:
         """DECODER, TEXT, SPEECH or EMBEDDER."""
         return kind_of(self.bundles[name].manifest)
 
+    def vocabulary(self, name: str) -> int:
+        """The number of a model's tokens."""
+        return self.bundles[name].manifest.dims.vocab_size
+
     def check_kind(self, name: str, kind: str) -> None:
         """Raise Refusal where a model is of another kind than an address is for."""
         if (found := self.kind(name)) != kind:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -17,17 +18,13 @@ from edge.runtime.decode.sampling import RANDOM
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.options import DECODER, TEXT, any_value, flag, shown, texts
 from edge.runtime.text.template import TOOL
-from edge.serve.answering import (
-    TOP_LOGPROBS,
-    Ask,
-    finish_of,
-    while_there,
-)
+from edge.serve.answering import TOP_LOGPROBS, Ask, finish_of, while_there
+from edge.serve.bias import read_bias
 from edge.serve.fields import Fields
-from edge.serve.messages import MOST_MESSAGES, MessageForm
+from edge.serve.messages import MessageForm, text_of_parts
 from edge.serve.openai_form import ChatForm, TextForm
 from edge.serve.refusal import BAD, Refusal
-from edge.serve.tools import read_choice, read_tools
+from edge.serve.tools import Tool, read_choice, read_tools
 
 if TYPE_CHECKING:
     from edge.runtime.decode.answer import Result
@@ -36,7 +33,13 @@ if TYPE_CHECKING:
 
 MOST_TEXTS = 256  # of a request
 MOST_ANSWERS = 16  # to one request
-EFFORTS = {"none": 0, "minimal": 128, "low": 512, "medium": 2048, "high": None}  # tokens of thoughts
+# Tokens of thoughts.
+EFFORTS = {"none": 0, "minimal": 128, "low": 512, "medium": 2048, "high": None, "xhigh": None, "max": None}
+# Labels of the caller's own, and what asks for the computers of a service, or for speed.
+LABELS = (
+    *("user", "metadata", "service_tier", "safety_identifier", "prediction"),
+    *("prompt_cache_key", "prompt_cache_retention"),
+)
 SAMPLING = "temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
@@ -67,18 +70,16 @@ async def chat_completions(server: Server, request: Request) -> Response:
     top = fields.integer("top_logprobs", most=TOP_LOGPROBS)
     if top is not None and not wants:
         raise Refusal(BAD, "top_logprobs needs logprobs to be true.", field="top_logprobs")
-    options, streamed, usage = _common(fields, ("max_completion_tokens", "max_tokens"))
+    options = read_options(fields, ("max_completion_tokens", "max_tokens"))
+    streamed, usage = _streaming(fields)
     effort = fields.take("reasoning_effort", any_value)
     options = options if effort is None else thinking(options, effort, "reasoning_effort")
-    options = replace(options, **fields.take("response_format", _form, {}))
-    tools, choice = fields.take("tools", read_tools, []), fields.take("tool_choice", read_choice, "auto")
-    if choice not in ("auto", "none") and not tools:
-        raise Refusal(BAD, "The tool_choice demands a call, and there are no tools.", field="tool_choice")
-    parallel = fields.take("parallel_tool_calls", flag("parallel_tool_calls"), True)
-    count = _count(fields)
+    options = replace(options, **fields.take("response_format", partial(read_form, "response_format"), {}))
+    tools, choice, parallel = read_tools_and_choice(fields, read_tools, read_choice)
+    count, bias = _count(fields), read_bias(fields, server.models.vocabulary(name))
     fields.end()
     answers, told = _several(options, count), (top or 0) if wants else None
-    ask = Ask(messages, answers, top=told, tools=tools, choice=choice, parallel=parallel)
+    ask = Ask(messages, answers, top=told, tools=tools, choice=choice, bias=bias, parallel=parallel)
     form = ChatForm(server, name, "chat.completion", "chatcmpl")
     return await form.respond(request, ask, streamed, usage)
 
@@ -94,12 +95,13 @@ async def completions(server: Server, request: Request) -> Response:
     if prompt is None:
         raise Refusal(BAD, "The request has no prompt.", field="prompt")
     top = fields.integer("logprobs", most=TOP_LOGPROBS)
-    options, streamed, usage = _common(fields, ("max_tokens",))
+    options = read_options(fields, ("max_tokens",))
+    streamed, usage = _streaming(fields)
     fields.only("echo", [False], "The prompt is not repeated; leave echo out.")
     fields.only("best_of", [1], "One answer is made, and not the best of several; leave best_of out.")
-    count = _count(fields)
+    count, bias = _count(fields), read_bias(fields, server.models.vocabulary(name))
     fields.end()
-    ask = Ask(prompt, _several(options, count), raw=True, top=top)
+    ask = Ask(prompt, _several(options, count), raw=True, top=top, bias=bias)
     return await TextForm(server, name, "text_completion", "cmpl").respond(request, ask, streamed, usage)
 
 
@@ -135,8 +137,8 @@ async def _other_text(server: Server, request: Request, name: str, fields: Field
     return JSONResponse(made | {"model": name, "choices": choices, "usage": usage})
 
 
-def _common(fields: Fields, lengths: Sequence[str]) -> tuple[GenerateOptions, bool, bool]:
-    """The options of answers, and whether they are streamed, with the counts of tokens in the end."""
+def read_options(fields: Fields, lengths: Sequence[str]) -> GenerateOptions:
+    """The options of answers. lengths: what a request may call the maximum number of tokens."""
     given = fields.given({each: each for each in SAMPLING})
     length = [fields.integer(each, least=1) for each in lengths]
     options = GenerateOptions(
@@ -148,20 +150,20 @@ def _common(fields: Fields, lengths: Sequence[str]) -> tuple[GenerateOptions, bo
     if options.seed is None:
         options = replace(options, seed=RANDOM)
     options = replace(options, regex=fields.text("regex"), grammar=fields.text("grammar"))
-    for name in ("presence_penalty", "frequency_penalty"):
-        fields.only(name, [0], f"{name} is not served; take repetition_penalty.")
-    fields.only("logit_bias", [{}], "logit_bias is not served; leave it out.")
     fields.only("modalities", [["text"]], "Answers are text; leave modalities out.")
     fields.only("store", [False], "Nothing is stored here; leave store out.")
-    # Labels of the caller's own, and what asks for the computers of a service, or for speed.
-    fields.unread("user", "metadata", "service_tier", "safety_identifier", "store", "prediction")
-    fields.unread("prompt_cache_key", "prompt_cache_retention")
+    fields.unread(*LABELS)
+    return options
+
+
+def _streaming(fields: Fields) -> tuple[bool, bool]:
+    """True if answers are streamed, and if the counts of tokens come in the end."""
     streamed, usage = fields.flag("stream"), False
     if (more := fields.object("stream_options")) is not None:
         usage = more.flag("include_usage")
         more.unread("include_obfuscation")
         more.end()
-    return options, streamed, usage
+    return streamed, usage
 
 
 def _count(fields: Fields) -> int:
@@ -175,9 +177,20 @@ def _several(options: GenerateOptions, count: int) -> list[GenerateOptions]:
     return [replace(options, seed=seed) for seed in seeds]
 
 
-def _form(value: Any) -> dict[str, Any]:
-    """The options of an answer's form, by what a request says of it."""
-    fields = Fields(value if isinstance(value, dict) else {}, "response_format")
+def read_tools_and_choice(
+    fields: Fields, tools: Callable[[Any], list[Tool]], choice: Callable[[Any], str]
+) -> tuple[list[Tool], str, bool]:
+    """The tools of a request, which of them are to be called, each read by the check that is given, and whether several
+    may be."""
+    offered, chosen = fields.take("tools", tools, []), fields.take("tool_choice", choice, "auto")
+    if chosen not in ("auto", "none") and not offered:
+        raise Refusal(BAD, "The tool_choice demands a call, and there are no tools.", field="tool_choice")
+    return offered, chosen, fields.take("parallel_tool_calls", flag("parallel_tool_calls"), True)
+
+
+def read_form(about: str, value: Any) -> dict[str, Any]:
+    """The options of an answer's form, by what a field of a request says of it."""
+    fields = Fields(value if isinstance(value, dict) else {}, about)
     kind = fields.text("type")
     schema: Any = None
     if kind == "json_object":
@@ -187,12 +200,10 @@ def _form(value: Any) -> dict[str, Any]:
         schema = inner.take("schema", any_value)
         inner.unread("name", "description", "strict")
         inner.end()
-        if schema is None:
-            raise InputError("The response_format has no schema.")
+        if not isinstance(schema, dict | bool):
+            raise InputError(f"The {about} has no schema, which is an object.")
     elif kind != "text":
-        raise InputError(
-            f"The type of the response_format must be text, json_object or json_schema, not {shown(kind)}."
-        )
+        raise InputError(f"The type of the {about} must be text, json_object or json_schema, not {shown(kind)}.")
     fields.end()
     return {} if schema is None else {"json_schema": schema}
 
@@ -211,23 +222,9 @@ def _prompt(value: Any) -> str:
     return found
 
 
-def _content(number: int, value: Any) -> str:
-    """A message's text; of a list of parts, their texts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or len(value) > MOST_MESSAGES or not all(isinstance(each, dict) for each in value):
-        raise InputError(f"The content of message {number} must be a text, or a list of parts, not {shown(value)}.")
-    for part in value:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InputError(
-                f"Message {number} has a part of the type {shown(part.get('type'))}; models here read text."
-            )
-    return "\n".join(part["text"] for part in value)
-
-
 MESSAGES = MessageForm(
     {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": TOOL},
     thoughts="reasoning_content",
-    content=_content,
+    content=partial(text_of_parts, ("text",)),
     unread=("refusal", "annotations"),
 )

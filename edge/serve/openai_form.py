@@ -22,7 +22,6 @@ from edge.serve.answering import (
     finish_of,
     text_of,
     thoughts_of,
-    usage_of,
 )
 from edge.serve.refusal import told_of
 from edge.serve.tools import Call
@@ -60,7 +59,7 @@ class ChatForm:
             return Response(status_code=499)
         self._server.count(self._model, answers.timings)
         choices = [self.choice(i, each, ask.top is not None) for i, each in enumerate(parts)]
-        return JSONResponse(self._object(self._kind, choices) | {"usage": usage_of(answers.timings)})
+        return JSONResponse(self._object(self._kind, choices) | {"usage": answers.usage})
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -85,7 +84,7 @@ class ChatForm:
             return
         self._server.count(self._model, answers.timings)
         if usage:
-            yield _event(self._object(kind, []) | {"usage": usage_of(answers.timings)})
+            yield _event(self._object(kind, []) | {"usage": answers.usage})
         yield "data: [DONE]\n\n"
 
     @property
@@ -136,18 +135,11 @@ class ChatForm:
     def logprobs(self, found: Sequence[Logprob], begin: int = 0) -> dict[str, Any]:
         """Log probabilities in the form of this protocol. begin: characters before these tokens."""
 
-        def said(token: int, value: float) -> dict[str, Any]:
-            text = self.token(token)
-            return {"token": text, "logprob": value, "bytes": list(text.encode())}
-
-        content = [
-            said(each.token, each.value) | {"top_logprobs": [said(*likely) for likely in each.likely]} for each in found
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": told_logprobs(self._worker, found), "refusal": None}
 
     def token(self, token: int) -> str:
         """The text of a token."""
-        return self._worker.model.text.decode([token])
+        return _text(self._worker, token)
 
 
 class TextForm(ChatForm):
@@ -189,6 +181,22 @@ class TextForm(ChatForm):
             "top_logprobs": [{self.token(token): value for token, value in each.likely} for each in found],
             "text_offset": [begin + sum(map(len, tokens[:i])) for i in range(len(tokens))],
         }
+
+
+def told_logprobs(worker: Worker, found: Sequence[Logprob]) -> list[dict[str, Any]]:
+    """Log probabilities of tokens, and of the likeliest ones in the place of each."""
+
+    def said(token: int, value: float) -> dict[str, Any]:
+        text = _text(worker, token)
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    return [
+        said(each.token, each.value) | {"top_logprobs": [said(*likely) for likely in each.likely]} for each in found
+    ]
+
+
+def _text(worker: Worker, token: int) -> str:
+    return worker.model.text.decode([token])
 
 
 def _call(call: Call) -> dict[str, Any]:

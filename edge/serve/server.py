@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
-from edge.serve import audio, embeddings, ollama, openai
+from edge.serve import audio, embeddings, ollama, openai, responses
 from edge.serve.answering import in_time
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
@@ -88,6 +88,7 @@ class Server:
             _route(self, "POST", "/v1/chat/completions", openai.chat_completions),
             _route(self, "POST", "/v1/completions", openai.completions),
             _route(self, "POST", "/v1/embeddings", embeddings.embeddings),
+            _route(self, "POST", "/v1/responses", responses.responses),
             _route(self, "POST", "/v1/audio/transcriptions", audio.transcriptions),
             _route(self, "POST", "/v1/audio/translations", audio.translations),
             _route(self, "GET", "/api/version", ollama.version),
@@ -181,7 +182,8 @@ def _route(server: Server, method: str, path: str, handler: Handler) -> Route:
 async def _nowhere(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     path = request.url.path[:100]
-    return refused(path, Refusal(status, f"There is nothing at {request.method} {path}; see docs/guide/serve.md."))
+    why = Refusal(status, f"There is nothing at {request.method} {path}; see docs/guide/serve.md.")
+    return refused(path, why, getattr(error, "headers", None))  # which say what methods there are
 
 
 async def _health(server: Server, request: Request) -> Response:

@@ -30,6 +30,9 @@ DAMAGED = {
     "deep": b'{"a":' * 100_000,
     "nested": b'{"a":' * 900 + b"1" + b"}" * 900,
     "cut in a list": b'{"messages": [' + b"{}," * 9,
+    "a field twice": b'{"messages": [{"role": "user", "role": "user", "content": "x"}]}',
+    "endless": b'{"messages": "x", "temperature": 1e999}',
+    "a number of 9,000 digits": b'{"messages": "x", "seed": ' + b"9" * 9000 + b"}",
     "half a character": b'{"\\ud800": 1}',
     "half a character in a value": b'{"messages": "\\udc00"}',
 }
@@ -71,6 +74,16 @@ def test_the_models_are_listed(client: httpx.Client, bundle: Bundle) -> None:
     assert [each["id"] for each in listed["data"]] == [bundle.root.stem]
     assert client.get(f"/v1/models/{bundle.root.stem}").json()["id"] == bundle.root.stem
     assert client.get("/v1/models/other").status_code == 404
+
+
+def test_a_name_may_have_slashes_and_colons(bundle: Bundle) -> None:
+    name = "org/tiny model:Q4_K_M"
+    with running(bundle, names=[name]) as client:
+        for path in (name, "org%2Ftiny%20model%3AQ4_K_M", f"{name}:latest"):
+            assert client.get(f"/v1/models/{path}").json()["id"] == name
+        assert chat(client, model=name)["model"] == name
+        assert client.post("/api/show", json={"model": f"{name}:latest"}).status_code == 200
+        assert client.get("/v1/models/org/tiny").status_code == 404
 
 
 def test_an_answer_is_what_the_model_says(client: httpx.Client, model: Model) -> None:
@@ -185,8 +198,12 @@ REFUSED = [
     ({"messages": TALK, "n": 1000}, "n", "at most 16"),
     ({"messages": TALK, "stop": [""]}, "stop", "empty"),
     ({"messages": TALK, "stream": "yes"}, "stream", "True or False"),
-    ({"messages": TALK, "presence_penalty": 0.5}, "presence_penalty", "repetition_penalty"),
-    ({"messages": TALK, "logit_bias": {"1": 5}}, "logit_bias", "not served"),
+    ({"messages": TALK, "presence_penalty": 2.5}, "presence_penalty", "from -2 to 2"),
+    ({"messages": TALK, "frequency_penalty": "much"}, "frequency_penalty", "from -2 to 2"),
+    ({"messages": TALK, "logit_bias": {"1": 500}}, "logit_bias", "from -100 to 100"),
+    ({"messages": TALK, "logit_bias": {"99999": 5}}, "logit_bias", "'99999'"),
+    ({"messages": TALK, "logit_bias": {"the": 5}}, "logit_bias", "tokens are 0 to"),
+    ({"messages": TALK, "logit_bias": [5]}, "logit_bias", "must be an object"),
     ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "has no function"),
     ({"messages": TALK, "response_format": {"type": "poem"}}, "response_format", "poem"),
@@ -239,7 +256,7 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(client: httpx.Cl
 
 @pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_body_is_refused(client: httpx.Client, body: bytes) -> None:
-    for path in ("/v1/chat/completions", "/v1/completions", "/api/chat", "/api/generate"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate"):
         response = client.post(path, content=body)
         assert response.status_code == 400 and response.json()["error"]
 
