@@ -41,6 +41,7 @@ OPTIONS = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
+UNSERVED = "suffix", "template", "context", "images"  # fields of generate that must be empty
 # Options for Ollama's own way to load and to run a model, which change nothing that an answer says; and those that
 # change nothing where they have these values.
 MACHINE = "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread", "num_keep"
@@ -73,8 +74,9 @@ async def ps(server: Server, request: Request) -> Response:
 async def show(server: Server, request: Request) -> Response:
     """`POST /api/show`: what a model is."""
     fields = Fields(await server.body(request))
-    name = server.models.name(fields.text("model") or fields.text("name"))
-    fields.unread("verbose", "name")
+    asked = [fields.text(each) for each in ("model", "name")]
+    name = server.models.name(next(filter(None, asked), None))
+    fields.unread("verbose")
     fields.end()
     manifest = server.models.bundles[name].manifest
     return JSONResponse(
@@ -114,7 +116,7 @@ async def generate(server: Server, request: Request) -> Response:
     fields = Fields(await server.body(request))
     prompt, system = fields.text("prompt") or "", fields.text("system")
     raw = fields.flag("raw")
-    for name in ("suffix", "template", "context", "images"):
+    for name in UNSERVED:
         fields.only(name, ["", []], f"{name} is not served; leave it out.")
     if raw and system:
         raise Refusal(BAD, "A raw prompt takes no system message; put it into the prompt.", field="system")

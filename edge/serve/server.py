@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
-from edge.serve import audio, embeddings, ollama, openai, responses
+from edge.serve import audio, embeddings, ollama, openai, openapi, responses
 from edge.serve.answering import in_time
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
@@ -83,6 +83,7 @@ class Server:
             _route(self, "GET", HEALTH, _health),
             _route(self, "GET", "/metrics", _metrics),
             *(_route(self, "GET", path, _page) for path in PAGE),
+            _route(self, "GET", "/openapi.json", openapi.openapi),
             _route(self, "GET", "/v1/models", openai.models),
             _route(self, "GET", "/v1/models/{name:path}", openai.model),
             _route(self, "POST", "/v1/chat/completions", openai.chat_completions),
