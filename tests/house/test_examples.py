@@ -63,6 +63,15 @@ def test_every_program_is_short_shows_its_command_and_stands_in_the_readme() -> 
         assert COMMAND.findall(text)[0][0] == name and text.startswith('"""')
 
 
+def test_every_client_is_short_and_stands_in_the_guide() -> None:
+    guide = (ROOT / "docs/guide/serve.md").read_text(encoding="utf-8")
+    for file in (EXAMPLES / "clients").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        compile(text, file.name, "exec")
+        assert text.startswith('"""') and "http://127.0.0.1:8080" in text and len(text.splitlines()) < 25
+        assert f"(../../examples/clients/{file.name})" in guide
+
+
 def test_a_prompt_is_answered_and_timed(folder: Path) -> None:
     said, figures = ran(folder, "answer.py", SHOWN["answer.py"])
     assert said.strip() and re.fullmatch(r"\d+ ms to the first token, then \d+ tokens/s\n", figures)
