@@ -1,5 +1,6 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
+# make test-cluster  those of several machines, which need Ray (600 MB)
 # make lint       ruff, its format, who imports whom
 # make types      mypy --strict on edge and edge.runtime
 # make options    what follows from the options' fields: keywords for type checkers, docs/reference/options.md
@@ -33,7 +34,7 @@ BESIDE := --numprocesses logical --maxprocesses 4 --dist worksteal
 FUZZ ?= usual
 SEED ?=
 
-.PHONY: demo test test-all lint types options docs fuzz android bench clean
+.PHONY: demo test test-all test-cluster lint types options docs fuzz android bench clean
 
 demo: $(VENV)/.gguf $(VENV)/.kernels
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
@@ -44,6 +45,9 @@ test: $(VENV)/.test $(VENV)/.kernels
 
 test-all: $(VENV)/.test $(VENV)/.kernels
 	$(BIN)/python -m pytest $(ARGS)
+
+test-cluster: $(VENV)/.cluster $(VENV)/.kernels
+	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -112,6 +116,10 @@ $(VENV)/.kernels: $(wildcard kernels/*.* kernels/src/*.* kernels/edge_kernels/*.
 
 $(VENV)/.docs: $(SOURCES) | $(VENV)/bin/python
 	$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.test
+	$(PIP_INSTALL) --editable '.[cluster]'
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python

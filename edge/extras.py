@@ -15,6 +15,7 @@ EXTRAS = {
     "tune": ("peft",),
     "grammar": ("llguidance",),
     "serve": ("anyio", "prometheus_client", "python_multipart", "starlette", "uvicorn"),
+    "cluster": ("grpc", "ray"),
     "npu-qualcomm": ("onnxruntime_qnn",),
     "npu-intel": ("onnxruntime_ep_openvino",),
     "webgpu": ("onnxruntime_ep_webgpu",),

@@ -25,9 +25,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "edge": (),
     "edge/cli/eval.py": ("export",),
     "edge/cli/eval_skip.py": ("eval",),
+    "edge/cli/run/on_cluster.py": ("cluster",),
     "edge/cli/scores.py": ("eval",),
     "edge/cli/serve.py": ("serve",),
     "edge/cli/tune.py": ("tune",),
+    "edge/cluster": ("cluster",),
     "edge/fetch.py": ("gguf",),
     "edge/serve": ("serve",),
     "export": ("export",),
@@ -37,7 +39,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "runtime/decode/grammar.py": ("grammar",),
     "runtime/speech/audio.py": ("audio",),
 }
-IMPORTED_AS = {"protobuf": "google", "pyyaml": "yaml"}  # the others are as they are called
+IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}  # the others are as they are called
 # Import names of the packages whose folders stand at the top of the repository.
 FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}
 
@@ -170,7 +172,7 @@ def test_what_the_tests_import_comes_with_their_extras() -> None:
     own = "tests/android", "tests/fixtures", "benchmarks"
     beside = {path.stem for folder in own for path in (ROOT / folder).iterdir()}
     used = set().union(*map(foreign, [*files, *(ROOT / "fuzz").rglob("*.py")])) - beside - {"fuzz", "tools"}
-    assert "pytest" in used and used <= declared("tune", "test")
+    assert "pytest" in used and used <= declared("tune", "test", "cluster")
 
 
 def test_no_test_imports_another() -> None:

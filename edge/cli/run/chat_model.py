@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
+from edge.cli.run.on_cluster import cluster_of, job_of
 from edge.cli.run.parser import check_lines
 from edge.cli.run.prompt import read_lines, read_prompt
 from edge.cli.run.terminal import CtrlC, show_with_figures
@@ -25,7 +26,7 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
     lines = None if given.lines is None else read_lines(given.lines)
     prompt = read_prompt(given.prompt, given.file) if lines is None else None
     chats = lines is None and prompt is None
-    with CtrlC() as interrupted:
+    with cluster_of(given) as cluster, CtrlC() as interrupted:
         if chats and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
         from edge.runtime.engine.variant import AUTO, OFF
@@ -50,7 +51,7 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
             from edge.cli.run.lines import run_prompts
 
             model.wait()
-            return run_prompts(model, lines, options, given)
+            return run_prompts(model, lines, options, given, job_of(cluster, bundle, loading.options))
         if prompt is not None:
             _answer(model, prompt, options, given)
     if chats:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
-import os
 import re
-import stat
 import sys
 import time
 from collections import deque
@@ -18,23 +15,24 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
 from edge.cli.progress import bar
-from edge.cli.reports import is_device, write_whole
+from edge.cli.run.answer_output import AnswerOutput
 from edge.cli.run.terminal import peak_memory
 from edge.errors import InputError
-from edge.home import for_owner
 from edge.runtime.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
+    from edge.cluster.lines import Job
     from edge.runtime.decode.answer import Result
     from edge.runtime.decode.beam import Candidate
     from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.decode.text2text_options import Text2TextOptions
+    from edge.runtime.loaded import Loaded
     from edge.runtime.model import Model
     from edge.runtime.text2text import Text2Text
 
@@ -42,8 +40,6 @@ FOR_SPEED = {"threads", "provider", "strict", "skip_anyway", "when_full", "beams
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 FORM = 2  # of what is kept of each answer: another one is not mixed in
 CUT = ("length", "context")  # why an answer that might go on ended
-MOST_KEPT = 2 << 30  # bytes that are read of what an earlier command left
-
 
 _BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\\]")  # what ends a line for somebody, and backslashes
 
@@ -57,38 +53,46 @@ class Answer(NamedTuple):
     cut: bool = False
 
 
+Line = tuple[int, str]
+"""A line and its place before it, counted from 0."""
 Answers = Generator[tuple[int, Answer], None, None]
-"""The place of each line, counted from 0, and the answer to it."""
+"""The place of each line, and the answer to it."""
 
 
 def run_lines(
-    model: Text2Text, lines: Sequence[str], options: Text2TextOptions, args: argparse.Namespace, at_a_time: int
+    model: Text2Text,
+    lines: Sequence[str],
+    options: Text2TextOptions,
+    args: argparse.Namespace,
+    at_a_time: int,
+    job: Job | None = None,
 ) -> int:
     """Answer each line, several at a time; blank ones are not. Returns the exit status.
 
     Into a file the longest go first, and their answers come into their places in the end; otherwise each is printed
-    as soon as those before it are.
+    as soon as those before it are. job: the cluster that answers in the model's stead.
 
     Raises:
         InputError: a line that the model cannot take, before anything is done; or the output file cannot be written.
     """
     lengths = _lengths(lines, args.lines, lambda line: len(model.prompt_ids(line, options)))
     order = list(lengths) if args.output is None else sorted(lengths, key=lambda i: -lengths[i])
-
-    def make(waiting: Sequence[int]) -> Answers:
-        made = side_by_side(lambda i: answer_line(model, i, lines[i], options, args.json), waiting, at_a_time)
-        with contextlib.closing(made):
-            for place, one in made:
-                if options.interrupted():
-                    return
-                yield place, one
-
+    work = partial(line_answers, options=options, as_json=bool(args.json), at_a_time=at_a_time)
     blank = partial(_blank, candidates=options.n_best > 1) if args.json else None
-    return _fill(AnswerOutput(args.output, identity(model.bundle, options, args), lines, blank), order, make)
+    output = AnswerOutput(args.output, identity(model.bundle, options, args), lines, blank)
+    return _fill(output, order, _maker(model, lines, work, job))
 
 
-def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, args: argparse.Namespace) -> int:
+def run_prompts(
+    model: Model,
+    lines: Sequence[str],
+    options: GenerateOptions,
+    args: argparse.Namespace,
+    job: Job | None = None,
+) -> int:
     """Answer each line as a prompt of its own, several at a time; blank ones are not. Returns the exit status.
+
+    job: the cluster that answers in the model's stead.
 
     Raises:
         InputError: a line that the model cannot take, before anything is answered; or the file cannot be written.
@@ -102,18 +106,62 @@ def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, ar
         check_prompt(tokens, model.engine, "shorten it")
         return len(tokens)
 
-    def make(waiting: Sequence[int]) -> Answers:
-        prompts = [lines[i] for i in waiting]
-        for place, result in model.answers(prompts, options, system=args.system, raw=args.raw, width=args.batch):
-            if result.finish_reason == "interrupted":
-                return
-            yield waiting[place], _line_of(waiting[place], prompts[place], [result], args.json)
-
     order = list(_lengths(lines, args.lines, length))
+    raw, as_json = bool(args.raw), bool(args.json)
+    work = partial(prompt_answers, options=options, system=args.system, raw=raw, width=args.batch, as_json=as_json)
     # How many are side by side changes no answer, but what a memory budget has room for.
     also = ["system", "raw", *([] if args.memory is None else ["batch"])]
     blank = _blank if args.json else None
-    return _fill(AnswerOutput(args.output, identity(model.bundle, options, args, *also), lines, blank), order, make)
+    output = AnswerOutput(args.output, identity(model.bundle, options, args, *also), lines, blank)
+    return _fill(output, order, _maker(model, lines, work, job))
+
+
+def line_answers(
+    model: Text2Text, lines: Sequence[Line], *, options: Text2TextOptions, as_json: bool, at_a_time: int
+) -> Answers:
+    """The answers to lines, several at a time, in their order; they end early where they are interrupted."""
+    texts = dict(lines)
+    made = side_by_side(lambda i: answer_line(model, i, texts[i], options, as_json), texts, at_a_time)
+    with contextlib.closing(made):
+        for place, one in made:
+            if options.interrupted():
+                return
+            yield place, one
+
+
+def prompt_answers(
+    model: Model,
+    lines: Sequence[Line],
+    *,
+    options: GenerateOptions,
+    system: str | None,
+    raw: bool,
+    width: int | None,
+    as_json: bool,
+) -> Answers:
+    """The answers to lines as prompts, as they are done; they end early where they are interrupted."""
+    prompts = [line for _, line in lines]
+    for i, result in model.answers(prompts, options, system=system, raw=raw, width=width):
+        if result.finish_reason == "interrupted":
+            return
+        place, line = lines[i]
+        yield place, _line_of(place, line, [result], as_json)
+
+
+def _maker(
+    model: Loaded, lines: Sequence[str], work: partial[Answers], job: Job | None
+) -> Callable[[Sequence[int]], Answers]:
+    """The function that answers the lines at some places: with this model, or with those of a cluster's nodes."""
+
+    def make(waiting: Sequence[int]) -> Answers:
+        asked = [(i, lines[i]) for i in waiting]
+        if job is None:
+            return work(model, asked)
+        from edge.cli.run.on_cluster import spread
+
+        return spread(job, model, asked, work)
+
+    return make
 
 
 def _lengths(lines: Sequence[str], file: Path, length: Callable[[str], int]) -> dict[int, int]:
@@ -259,142 +307,3 @@ def _report(done: Sequence[Answer], seconds: float) -> None:
         *([f"{cut:,} cut off by --max-tokens or the context"] if cut else []),
     ]
     print(*parts, sep=" · ", file=sys.stderr)
-
-
-def _open_kept(path: Path) -> BinaryIO:
-    """A file to append to and to read, for its owner alone; OSError where it is a link, no plain file, or too large."""
-    descriptor = for_owner(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0))
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, f"{path} is a pipe or a device")
-        if found.st_size > MOST_KEPT:
-            raise OSError(errno.EFBIG, f"{path} has more than {MOST_KEPT >> 30} GiB")
-        return os.fdopen(descriptor, "a+b")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-class AnswerOutput:
-    """Output of answers. Without a file, an answer is printed as soon as those of all earlier lines were.
-
-    With a file FILE, each answer is appended to FILE.part at once, as one line of JSON, and `finish` writes FILE. A
-    FILE.part that the same command left is continued: `answers` has its content, by place. A device or a pipe gets all
-    answers at the end.
-
-    blank: returns the text for a blank line, given its place and the line; default: an empty line.
-
-    Raises:
-        InputError: FILE cannot be written, or FILE.part belongs to another command.
-    """
-
-    def __init__(
-        self,
-        output: Path | None,
-        identity: str,
-        lines: Sequence[str],
-        blank: Callable[[int, str], str] | None = None,
-    ) -> None:
-        if output is not None and output.is_dir():
-            raise InputError(f"The output file {output} is a folder; name a file.")
-        self.answers: dict[int, str] = {}
-        self.path = None if output is None or is_device(output) else output.with_name(f"{output.name}.part")
-        self._output, self._identity, self._lines = output, identity, lines
-        self._file: BinaryIO | None = None
-        self._blank, self._printed = blank, 0
-
-    def __enter__(self) -> AnswerOutput:
-        if self.path is None:
-            return self
-        try:
-            self._file = _open_kept(self.path)  # `__exit__` closes it
-            if not self._take_up(self.path, self._file):
-                self._write(self._identity)
-        except BaseException as e:
-            self.__exit__()
-            if not isinstance(e, OSError):
-                raise
-            why = f"{self.path} is a link" if e.errno == errno.ELOOP else e.strerror
-            raise InputError(f"The output file {self._output} cannot be written: {why}.") from None
-        return self
-
-    def _take_up(self, path: Path, file: BinaryIO) -> bool:
-        """Read the answers that an earlier command left, as far as the lines are still the same; False if it left
-        nothing."""
-        file.seek(0)
-        data = file.read()
-        data = data[: data.rfind(b"\n") + 1]  # without a record that was cut off
-        if not data:
-            file.truncate(0)
-            return False
-        try:
-            identity, *records = map(json.loads, data.decode().splitlines())
-        except (ValueError, RecursionError):
-            identity, records = None, []
-        whole = (type(record) is list and list(map(type, record)) == [int, str, str] for record in records)
-        if identity != self._identity or not all(whole):
-            raise InputError(
-                f"{path} holds what another command left unfinished: other options or another bundle. Remove it, or "
-                "choose another --output."
-            )
-        for place, line, shown in records:
-            if 0 <= place < len(self._lines) and self._lines[place] == line:
-                self.answers[place] = shown
-        file.truncate(len(data))
-        return True
-
-    def add(self, place: int, shown: str) -> None:
-        """Keep the answer to the line at `place`."""
-        self.answers[place] = shown
-        if self._file is not None:
-            self._write([place, self._lines[place], shown])
-        elif self._output is None:
-            self._print()
-
-    def _print(self) -> None:
-        """Print the answers whose turn it is, and the blank lines between them."""
-        while self._printed < len(self._lines) and (shown := self._shown(self._printed)) is not None:
-            print(shown, flush=True)
-            self._printed += 1
-
-    def _shown(self, place: int) -> str | None:
-        """Return the output for the line at a place; None if it is not answered yet."""
-        line = self._lines[place]
-        if line.strip():
-            return self.answers.get(place)
-        return "" if self._blank is None else self._blank(place, line)
-
-    def _write(self, record: object) -> None:
-        assert self._file is not None
-        self._file.write(f"{json.dumps(record)}\n".encode())
-        self._file.flush()
-
-    def finish(self) -> None:
-        """All answers are there: write them in the order of the lines."""
-        if self._output is None:
-            self._print()
-            return
-        text = "".join(f"{self._shown(i)}\n" for i in range(len(self._lines)))
-        try:
-            write_whole(self._output, text)
-        except OSError as e:
-            kept = "" if self.path is None else f" {self.path} keeps the answers."
-            raise InputError(f"The output file {self._output} cannot be written: {e.strerror}.{kept}") from None
-        self.__exit__()
-        if self.path is not None:
-            self.path.unlink()
-
-    def tell_stopped(self) -> None:
-        """Say how far a command came that was to stop."""
-        if self.path is not None:
-            lines = sum(map(bool, map(str.strip, self._lines)))
-            print(
-                f"Stopped with {len(self.answers)} of {lines} lines done. {self.path} keeps them, and the same command "
-                "goes on from there.",
-                file=sys.stderr,
-            )
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()

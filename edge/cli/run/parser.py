@@ -62,6 +62,8 @@ def check_lines(given: argparse.Namespace) -> None:
     written = () if given.output is None else (given.output, Path(f"{given.output}.part"))
     if given.lines is not None and any(same_file(given.lines, path) for path in written):
         raise InputError(f"The answers would overwrite the prompts in {given.lines}; name another --output.")
+    if given.cluster is not None and given.lines is None:
+        raise InputError("--cluster is for the lines of a file, each a prompt; name it with --lines FILE.")
     if given.output is not None and given.lines is None:
         advice = "redirect the output" if given.file is None else f"write --lines {given.file[0]} if each line is one"
         raise InputError(f"--output takes the answers to the prompts in a file's lines, one a line; {advice}.")
@@ -85,8 +87,8 @@ def add_arguments(parser: Parser) -> None:
     }
     own = dict[str, set[str]]()  # the kinds of bundles that obey it, of an option that is no field
 
-    def only(kind: str, action: argparse.Action) -> None:
-        own[action.dest] = {kind}
+    def only(kind: str, action: argparse.Action, *others: str) -> None:
+        own[action.dest] = {kind, *others}
 
     add = parser.options("prompt")
     add("-f/--file FILE", "put a file's text before the prompt, or ask it alone; repeatable", Path, action="append")
@@ -121,6 +123,8 @@ def add_arguments(parser: Parser) -> None:
     add_fields(add, "speed", *OPTIONS)
     batch = "with --lines: prompts answered in parallel (default: 8; with --memory: 1)"
     only(DECODER, add("--batch N", batch, int))
+    cluster = "with --lines: the nodes of a Ray cluster answer: auto, local or HOST:PORT (docs/guide/cluster.md)"
+    only(DECODER, add("--cluster ADDRESS", cluster), TEXT)
 
     add_fields(parser.options("machine"), "machine", *OPTIONS)
     limits = _kinds() | own

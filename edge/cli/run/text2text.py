@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
+from edge.cli.run.on_cluster import cluster_of, job_of
 from edge.cli.run.parser import check_lines
 from edge.cli.run.prompt import lines_of_input, read_lines, read_prompt
 from edge.cli.run.terminal import CtrlC, note, show_with_figures
@@ -17,15 +18,17 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.decode.text2text_options import Text2TextOptions
+    from edge.runtime.load_options import LoadOptions
     from edge.runtime.text2text import Text2Text
 
 
 def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
     """Answer what the arguments of `edge run` ask an opened bundle from text to text, and return the exit status."""
     asked = _asked(args)
-    with CtrlC() as interrupted:
-        at_a_time = 1 if asked is None or isinstance(asked, str) else _at_a_time(args, asked)
-        model, options = _load(args, bundle, interrupted, args.threads if at_a_time == 1 else 1)
+    with cluster_of(args) as cluster, CtrlC() as interrupted:
+        threads = args.threads if cluster is None else cluster.threads
+        at_a_time = 1 if asked is None or isinstance(asked, str) else _at_a_time(args, asked, threads)
+        model, options, loaded = _load(args, bundle, interrupted, threads if at_a_time == 1 else 1)
         if isinstance(asked, str):
             _one(model, asked, options, args)
         elif asked is not None:
@@ -33,7 +36,7 @@ def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
 
             model.check(options)
             model.wait()
-            return run_lines(model, asked, options, args, at_a_time)
+            return run_lines(model, asked, options, args, at_a_time, job_of(cluster, bundle, loaded))
         elif not sys.stdin.isatty():
             _pipe(model, options, args, interrupted)
     if asked is None and sys.stdin.isatty():
@@ -55,7 +58,7 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
     return text
 
 
-def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
+def _at_a_time(args: argparse.Namespace, lines: Sequence[str], threads: int | None) -> int:
     """Return the number of a file's lines that are answered at a time, each by one thread. Such threads wait for each
     other far less than threads that share a step's products. The result is 1, with all threads on one line, under a
     memory limit, which has room for one line, and with a skip policy, which decides line by line what the engine
@@ -66,12 +69,12 @@ def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
     check_threads(args.threads)
     if args.memory is not None or args.skip not in (None, OFF):
         return 1
-    return max(1, min(args.threads or default_threads(), sum(map(bool, map(str.strip, lines)))))
+    return max(1, min(threads or default_threads(), sum(map(bool, map(str.strip, lines)))))
 
 
 def _load(
     args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC, threads: int | None
-) -> tuple[Text2Text, Text2TextOptions]:
+) -> tuple[Text2Text, Text2TextOptions, LoadOptions]:
     from edge.runtime.load import start
     from edge.runtime.load_options import LoadOptions
 
@@ -82,7 +85,7 @@ def _load(
     options = Text2TextOptions(**taken(args, Text2TextOptions), interrupted=interrupted)
     model = loading.model()
     assert isinstance(model, Text2Text)
-    return model, options
+    return model, options, loading.options
 
 
 def _one(model: Text2Text, text: str, options: Text2TextOptions, args: argparse.Namespace) -> None:

@@ -1,0 +1,1 @@
+"""Models on several machines that Ray makes a cluster of: files of prompts (`lines`)."""
