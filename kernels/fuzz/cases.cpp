@@ -227,25 +227,26 @@ class Maker {
   Made GroupQuery(Shared packed, int64_t heads, int64_t kv_heads, int64_t dim) {
     if (!packed) {
       kv_heads = r.from(1, 3), heads = kv_heads * r.from(1, 3),
-      dim = 16 * (r.once_in(10) ? r.from(1, 16) : r.from(1, 4));
+      dim = 16 * (r.once_in(10) ? r.from(1, 32) : r.from(1, 4));
     }
     const bool bytes = r.once_in(2), rotary = !r.once_in(3), biased = r.once_in(3);
     const int64_t batch = packed ? packed->dims[0] : r.once_in(3) ? r.from(1, 3) : 1;
     const int64_t tokens = packed ? packed->dims[1] : r.once_in(4) ? r.from(17, 40) : r.from(1, 6);
     const int64_t most = r.once_in(6) ? 330 : 70, past = r.once_in(3) ? 0 : r.from(0, most);
-    const int64_t rows = r.once_in(5) ? past : past + tokens + r.from(0, 9), all = past + tokens;
+    const bool apart = !packed && r.once_in(2), shared = apart && r.once_in(3);  // another layer has written the step's
+    const int64_t all = past + tokens, rows = !shared && r.once_in(5) ? past : all + r.from(0, 9);
     Made made;
     made.node.domain = bytes ? "edge.int8" : "edge";
     made.node.op = "GroupQueryAttention";
     made.node.attributes = {{"num_heads", heads}, {"kv_num_heads", kv_heads}, {"do_rotary", int64_t{rotary}}};
     if (r.once_in(3)) made.node.attributes["local_window_size"] = r.of<int64_t>({-1, 1, 7, 64, 100});
     if (r.once_in(3)) made.node.attributes["scale"] = 0.25f;
+    if (r.once_in(4)) made.node.attributes["softcap"] = r.of({0.5f, 30.0f, 0.0f});
     auto& inputs = made.node.inputs;
     inputs.resize(bytes ? 14 : biased ? 11 : rotary ? 10 : 7);
-    const bool apart = !packed && r.once_in(2);
     inputs[0] = packed ? packed : Floats({batch, tokens, (heads + (apart ? 0 : 2 * kv_heads)) * dim});
     if (apart)
-      for (int i : {1, 2}) inputs[i] = Floats({batch, tokens, kv_heads * dim});
+      for (int i : {1, 2}) inputs[i] = Floats({batch, shared ? 0 : tokens, kv_heads * dim});
     for (int i : {3, 4}) {
       inputs[i] = bytes ? Numbers(kInt8, {batch, kv_heads, rows, dim}) : Floats({batch, kv_heads, rows, dim});
       for (size_t k = 0; bytes && k < inputs[i]->count(); k++)
@@ -274,7 +275,8 @@ class Maker {
     const Dims cache{batch, kv_heads, std::max(rows, all), dim};
     const Type type = bytes ? kInt8 : kFloat;
     made.outputs = {Numbers(kFloat, {batch, tokens, heads * dim}), Numbers(type, cache), Numbers(type, cache)};
-    if (!r.once_in(3)) made.node.in_place = {{1, 3}, {2, 4}};
+    if (shared && !r.once_in(3)) made.outputs.resize(1);
+    if (!shared && !r.once_in(3)) made.node.in_place = {{1, 3}, {2, 4}};
     return made;
   }
 

@@ -13,8 +13,9 @@
 namespace edge {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();  // the score of what may not be chosen
-constexpr int kKeys = 64;    // of a block
-constexpr int kChunk = 256;  // keys
+constexpr int kKeys = 64;          // of a block
+constexpr int kChunk = 256;        // keys
+constexpr int kLargestHead = 512;  // dimensions, which are a multiple of kLanes
 constexpr int kLanes = 16;   // sums that the sum of a block's weights is made of: lane i has the keys i, i + 16 ...
 
 // One sequence's step of one layer.
@@ -34,7 +35,8 @@ struct Attention {
   const int32_t* rounded_sums;
   const float* bias;
   size_t bias_head, bias_token;
-  int all = 0;  // keys that every token attends to, where they are not of the text itself
+  int all = 0;    // keys that every token attends to, where they are not of the text itself
+  float cap = 0;  // what bounds scores, as cap * tanh(score / cap), before a bias is added; 0 for none
 
   int group() const { return heads / kv_heads; }
   // The rows that a token attends to, from the first to one after the last.

@@ -56,7 +56,7 @@ void Round(const float* x, int dim, int8_t* to, float& scale, int32_t* sums) {
     sums[0] = sums[1] = 0;
     return;
   }
-  int16_t firsts[256], seconds[256];
+  int16_t firsts[kLargestHead], seconds[kLargestHead];
   for (int d = 0; d < dim; d += V::kColumns) {
     const auto whole = V::Round(V::Mul(V::Load(x + d), V::Every(inverse)));
     const auto first = V::Round(V::Mul(whole, V::Every(1.0f / kFirst)));
@@ -78,7 +78,7 @@ template <class V>
 bool ToBytes(const float* x, const float* scales, int dim, int8_t* to) {
   const auto minus = V::Every(-1), below = V::Every(-128), above = V::Every(-127);
   auto wrong = V::Zero();
-  int16_t whole[256];
+  int16_t whole[kLargestHead];
   for (int d = 0; d < dim; d += V::kColumns) {
     const auto from = V::Load(x + d);
     wrong = NotFinite<V>(wrong, from);
@@ -187,6 +187,7 @@ inline void BytesRows(const Attention& a, int kv_head, int row, int first_token,
     const int head = kv_head * group + (row + m) % group;
     const float* bias = a.bias ? a.bias + head * a.bias_head + token[m] * a.bias_token + block : nullptr;
     const int begin = std::max(0, a.begin(token[m]) - block), end = std::min(count, a.end(token[m]) - block);
+    if (a.cap != 0) Bound<V>(scores + m * kKeys, a.cap);
     BytesWeigh<V>(scores + m * kKeys, bias, begin, end, state[m], weights + m * kKeys, kept[m], part[m]);
   }
   const int pairs = (count + 1) / 2;

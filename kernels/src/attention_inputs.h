@@ -8,7 +8,6 @@
 
 namespace edge {
 
-constexpr int kLargestHead = 256;    // dimensions, which are a multiple of kLanes
 constexpr int kMostHeads = 1 << 16;  // of queries, and of keys
 constexpr int kMostRows = 1 << 30;   // of all heads: of queries, of keys, or of a table
 
@@ -35,6 +34,7 @@ struct GroupQueryInputs {
   const Some* some;
   int half = 0;                            // columns of the rotary tables, where there are some
   bool packed, bytes;
+  bool shared;  // keys and values are another layer's, which has put the step's own into the cache: none are given
 
   // What onnxruntime's operator refuses is refused, too, but for several tokens of several sequences at a time.
   GroupQueryInputs(Call& call, int heads, int kv_heads, bool rotary)
@@ -56,6 +56,7 @@ struct GroupQueryInputs {
     batch = Within(call, "the number of sequences", query.shape[0]);
     tokens = Within(call, "the number of tokens", query.shape[1], 1, kMostRows / heads);
     packed = !key.there;
+    shared = key.there && key.rank == 3 && !key.shape[1];
     bytes = past_key.type == ort::kInt8;
     const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
     some = call.some && call.some->sequences ? call.some : nullptr;
@@ -66,9 +67,10 @@ struct GroupQueryInputs {
     dim = HeadSize(call, "past_key", past_key.shape[3]);
     Expect(call, "past_value", past_value, type, {sequences, kv_heads, rows, dim});
     Expect(call, "query", query, ort::kFloat, {batch, tokens, (heads + (packed ? 2 * kv_heads : 0)) * int64_t{dim}});
-    if (!packed) Expect(call, "key", key, ort::kFloat, {batch, tokens, kv_heads * int64_t{dim}});
     if (packed) ExpectNone(call, "value without key", value.there);
-    if (!packed) Expect(call, "value", value, ort::kFloat, {batch, tokens, kv_heads * int64_t{dim}});
+    const int64_t of = shared ? kAnySize : batch, given = shared ? 0 : tokens, width = kv_heads * int64_t{dim};
+    if (!packed) Expect(call, "key", key, ort::kFloat, {of, given, width});
+    if (!packed) Expect(call, "value", value, ort::kFloat, {of, given, width});
     CheckScales(call, kv_heads);
     CheckLengths(call, kv_heads);
     CheckRotary(call, rotary);
@@ -77,6 +79,8 @@ struct GroupQueryInputs {
 
   int all() const { return *total.as<int32_t>(); }
   int sequence(int of_batch) const { return some ? some->rows[of_batch] : of_batch; }
+  // Rows that the step adds to a sequence's.
+  int added() const { return shared ? 0 : tokens; }
   int past(int sequence) const { return last.as<int32_t>()[sequence] + 1 - tokens; }
 
  private:
@@ -91,7 +95,7 @@ struct GroupQueryInputs {
 
   void CheckLengths(const Named& who, int kv_heads) {
     ExpectNumbers(who, "total_sequence_length", total, ort::kInt32, 1);
-    const int64_t most = std::min<int64_t>(int64_t{rows} + tokens, kMostRows / kv_heads);
+    const int64_t most = std::min<int64_t>(int64_t{rows} + added(), kMostRows / kv_heads);
     capacity = std::max(rows, Within(who, "total_sequence_length", all(), tokens, most));
     if (capacity > rows && capacity != rows + tokens)
       Refuse(who, "total_sequence_length is ", int64_t{capacity}, "; the cache has ", int64_t{rows},
@@ -100,7 +104,7 @@ struct GroupQueryInputs {
     if (!last.rank) RefuseInput(who, "seqlens_k", last, ort::kInt32, {batch});
     for (int b = 0; b < batch; b++) {
       const int64_t end = bias.there ? all() : capacity;
-      Within(who, "seqlens_k", last.as<int32_t>()[b], tokens - 1, std::min(end, int64_t{rows} + tokens) - 1);
+      Within(who, "seqlens_k", last.as<int32_t>()[b], tokens - 1, std::min(end, int64_t{rows} + added()) - 1);
     }
   }
 

@@ -98,6 +98,7 @@ inline void OfRows(const Attention& a, int kv_head, int row, int first_token, in
     const int token = first_token + (row + m) / group, head = kv_head * group + (row + m) % group;
     const float* bias = a.bias ? a.bias + head * a.bias_head + token * a.bias_token + block : nullptr;
     const int begin = std::max(0, a.begin(token) - block), end = std::min(count, a.end(token) - block);
+    if (a.cap != 0) Bound<V>(scores + m * kKeys, a.cap);
     kept[m] = Weigh<V>(scores + m * kKeys, bias, begin, end, of_row[m]);
   }
   int from = 0;
@@ -133,8 +134,8 @@ void Chunk(const Attention& a, int kv_head, int chunk, int first, int last, floa
   if (a.bytes) {
     const int8_t *keys = static_cast<const int8_t*>(a.keys) + head,
                  *values = static_cast<const int8_t*>(a.values) + head;
-    alignas(64) int32_t turned_keys[kKeys * 256 / 4];
-    alignas(64) int16_t turned_values[kKeys * 256];
+    alignas(64) int32_t turned_keys[kKeys * kLargestHead / 4];
+    alignas(64) int16_t turned_values[kKeys * kLargestHead];
     auto turn = [&](int block, int count) {
       V::TurnKeys(keys + static_cast<size_t>(block) * a.dim, count, a.dim, turned_keys);
       V::TurnValues(values + static_cast<size_t>(block) * a.dim, count, a.dim, turned_values);
@@ -145,7 +146,7 @@ void Chunk(const Attention& a, int kv_head, int chunk, int first, int last, floa
     return;
   }
   const float *keys = static_cast<const float*>(a.keys) + head, *values = static_cast<const float*>(a.values) + head;
-  alignas(64) float turned[kKeys * 256];
+  alignas(64) float turned[kKeys * kLargestHead];
   auto of_block = [&](int block) { return values + static_cast<size_t>(block) * a.dim; };
   auto turn = [&](int block, int count) {
     V::Turn(keys + static_cast<size_t>(block) * a.dim, of_block(block), count, a.dim, turned);

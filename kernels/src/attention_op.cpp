@@ -102,7 +102,8 @@ class GroupQuery : public Attends {
     if (heads_ % kv_heads_)
       Refuse(node, "num_heads is ", int64_t{heads_}, ", which is no multiple of kv_num_heads, ", int64_t{kv_heads_});
     for (const char* name : {"smooth_softmax", "qk_output", "rotary_interleaved"}) node.without(name);
-    if (node.real("softcap", 0) != 0) Refuse(node, "softcap is set, which these kernels do not compute");
+    cap_ = node.real("softcap", 0);
+    if (cap_ < 0) Refuse(node, "softcap is ", cap_, ", below 0");
     const int bits = node.number("kv_cache_bit_width", 0, 0, 8);
     if (bits != 0 && bits != 8) Refuse(node, "kv_cache_bit_width is ", int64_t{bits}, ", not 8");
   }
@@ -115,8 +116,8 @@ class GroupQuery : public Attends {
     const int64_t cache[] = {in.sequences, kv_heads_, capacity, dim};
     const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
     float* out = call.floats(0, made, 3);
-    auto* keys = static_cast<uint8_t*>(call.made(1, type, cache, 4));
-    auto* values = static_cast<uint8_t*>(call.made(2, type, cache, 4));
+    auto* keys = in.shared ? nullptr : static_cast<uint8_t*>(call.made(1, type, cache, 4));
+    auto* values = in.shared ? nullptr : static_cast<uint8_t*>(call.made(2, type, cache, 4));
     const size_t size = bytes ? 1 : sizeof(float), row_bytes = dim * size, head_bytes = capacity * row_bytes;
     const size_t width = in.query.shape[2], kv_width = static_cast<size_t>(kv_heads_) * dim;
     const int group = heads_ / kv_heads_, half = rotary_ ? in.half : 0;
@@ -127,7 +128,12 @@ class GroupQuery : public Attends {
     float* rounded_scales = bytes ? ort::Reserve(call.room.scales, all_heads) : nullptr;
     int32_t* rounded_sums = bytes ? ort::Reserve(call.room.sums, all_heads * 2) : nullptr;
 
-    for (int s = 0, b = 0; s < in.sequences; s++) {  // others keep what they have
+    for (const size_t output : {1, 2}) {  // whoever asks for another layer's has them as they are
+      const ort::Tensor& past = output == 1 ? in.past_key : in.past_value;
+      void* same = nullptr;
+      if (in.shared && call.output(output, type, cache, 4, &same)) past.CopyTo(same);
+    }
+    for (int s = 0, b = 0; s < in.sequences && !in.shared; s++) {  // others keep what they have
       if (b < batch && in.sequence(b) == s) {
         b++;
         continue;
@@ -137,9 +143,12 @@ class GroupQuery : public Attends {
     }
     for (int b = 0; b < batch; b++) {
       const int past = in.past(b), s = in.sequence(b);
-      uint8_t *of_keys = keys + s * kv_heads_ * head_bytes, *of_values = values + s * kv_heads_ * head_bytes;
-      Copy(in.past_key, of_keys, s, past, in.rows, row_bytes, head_bytes);
-      Copy(in.past_value, of_values, s, past, in.rows, row_bytes, head_bytes);
+      const size_t before = s * kv_heads_ * head_bytes;
+      uint8_t *of_keys = in.shared ? nullptr : keys + before, *of_values = in.shared ? nullptr : values + before;
+      if (!in.shared) {
+        Copy(in.past_key, of_keys, s, past, in.rows, row_bytes, head_bytes);
+        Copy(in.past_value, of_values, s, past, in.rows, row_bytes, head_bytes);
+      }
 
       const size_t first_token = static_cast<size_t>(b) * tokens;
       const float* from = in.query.as<float>() + first_token * width;
@@ -161,7 +170,7 @@ class GroupQuery : public Attends {
           form_.rotate(from + t * width + h * dim, c, s, half, dim, Scale(dim), factors, made);
           if (bytes) form_.round(made, dim, rounded + at * dim * 2, rounded_scales[at], rounded_sums + 2 * at);
         }
-        for (int h = 0; h < kv_heads_; h++) {
+        for (int h = 0; h < kv_heads_ && !in.shared; h++) {
           const size_t at = h * head_bytes + (past + t) * row_bytes;
           const float *key_from = new_keys + t * stride + h * dim, *value_from = new_values + t * stride + h * dim;
           if (!bytes) {
@@ -186,8 +195,11 @@ class GroupQuery : public Attends {
         for (int t = from_token; t < to_token; t++) prepare(t);
       });
 
-      Attention a{heads_,  kv_heads_, dim,     tokens,         past,         capacity, window_, bytes, rotated,
-                  of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0,     0};
+      const void* all_keys = in.shared ? in.past_key.as<uint8_t>() + before : of_keys;
+      const void* all_values = in.shared ? in.past_value.as<uint8_t>() + before : of_values;
+      Attention a{heads_,   kv_heads_,  dim,     tokens,         past,         capacity, window_, bytes, rotated,
+                  all_keys, all_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0,     0,
+                  cap_};
       if (in.bias.there) {
         const size_t of_head = static_cast<size_t>(tokens) * in.bias.shape[3];
         a.bias_token = in.bias.shape[3];
@@ -200,10 +212,16 @@ class GroupQuery : public Attends {
 
   // Keys and values stay as they were.
   void Leave(Call& call) const override {
+    const ort::Tensor key = call.input(1);
+    const bool shared = key.there && key.rank == 3 && !key.shape[1];  // another layer's, which few ask for
     for (const size_t output : {1, 2}) {
       const ort::Tensor past = call.input(output + 2);
       if (!past.there || past.rank != 4) Refuse(call, "past_key or past_value is missing");
-      past.CopyTo(call.made(output, past.type, past.shape.data(), past.rank));
+      void* same = nullptr;
+      if (!shared)
+        past.CopyTo(call.made(output, past.type, past.shape.data(), past.rank));
+      else if (call.output(output, past.type, past.shape.data(), past.rank, &same))
+        past.CopyTo(same);
     }
   }
 
@@ -218,6 +236,7 @@ class GroupQuery : public Attends {
   }
 
   int kv_heads_, window_;
+  float cap_;
   bool rotary_;
 };
 
@@ -302,7 +321,7 @@ Operator Over(ort::Type cache) {
            {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional}},
-          {{ort::kFloat, ort::kRequired}, {cache, ort::kRequired}, {cache, ort::kRequired}}};
+          {{ort::kFloat, ort::kRequired}, {cache, ort::kOptional}, {cache, ort::kOptional}}};
 }
 
 const Operator kMultiHead{"MultiHeadAttention",

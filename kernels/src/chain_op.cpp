@@ -105,7 +105,7 @@ class Chain : public Kernel, private ChainParts {
    private:
     // Some rows of what is there for all.
     ort::Tensor Gathered(const ort::Tensor& all, size_t index) {
-      if (!all.there) return all;
+      if (!all.there || !all.elements()) return all;
       const size_t axis = some->sequences ? 0 : 1, rows = some->rows.size();
       if (all.rank <= axis || all.shape[axis] != some->of || (axis && all.shape[0] != 1))
         Refuse(*this, "input ", Count(index), " is not of ", int64_t{some->of}, " rows, of which it is to have some");

@@ -44,6 +44,19 @@ inline void AsConstant(int count, const Work& work) {
   }
 }
 
+// Scores of one token [kKeys], each as cap * tanh(score / cap), of which tanh is (1 - e) / (1 + e) with e = exp(-2 |x|).
+template <class V>
+inline void Bound(float* scores, float cap) {
+  const auto one = V::Every(1), less = V::Every(-1);
+  for (int t = 0; t < kKeys; t += V::kColumns) {
+    const auto x = V::Div(V::Load(scores + t), V::Every(cap)), minus = V::Mul(x, less);
+    const auto e = Exp<V>(V::Mul(V::Max(x, minus), V::Every(-2)));
+    const auto size = V::Div(V::Sub(one, e), V::Sum(one, e));
+    const auto tanh = V::Sub(V::ZeroUpTo(0, x, size), V::ZeroUpTo(0, minus, size));
+    V::Store(scores + t, V::Mul(tanh, V::Every(cap)));
+  }
+}
+
 // The largest of the scores of one token [kKeys], which has the keys from `begin` to `end` of the block: others count
 // as -infinity from here on. bias: added to the scores, or null. It is -infinity where no key has a weight, and never
 // no number: the weights of such scores are none, whatever they are relative to.

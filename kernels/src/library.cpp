@@ -49,6 +49,10 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 // What these functions take, and what operators there are: another number, another interface.
 EDGE_EXPORT int edge_interface() { return 9; }
 
+// The largest head of attention. A library without this function has heads of 256 at most, and neither bounds scores nor
+// attends to the keys of another layer.
+EDGE_EXPORT int edge_largest_head() { return kLargestHead; }
+
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }
 

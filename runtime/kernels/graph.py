@@ -121,7 +121,7 @@ def kernel_graph(
             _take(model.graph, products, packed, read)
             files.append(packed.file)
         _drop_unread(model.graph)
-        _take_operators(model.graph, layers_of(bundle.manifest), units)
+        _take_operators(model.graph, layers_of(bundle.manifest), units, kernels)
         inside = {} if apart and units is None else take_chains(model.graph)
         if units is not None and not are_one(model.graph):
             return None
@@ -194,11 +194,11 @@ def _take_gguf(
     files.append(packed.file)
 
 
-def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None) -> None:
+def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None, kernels: Kernels) -> None:
     """Let the operators of a graph whose products are ours be ours, too, as far as our kernels compute them."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for each in graphs(graph):
-        take_attention(each, layers)
+        take_attention(each, layers, kernels.attention)
         take_neighbours(each, stored)
         take_norms(each, stored)
         take_position_bias(each, stored)
@@ -236,7 +236,7 @@ def _in_units(
         _make_ours(node)
     for node, _ in find_gguf(graph):
         make_ours(node)
-    _take_operators(graph, [*layers], units)
+    _take_operators(graph, [*layers], units, kernels)
     take_chains(graph)
     return are_one(graph)
 
@@ -266,7 +266,7 @@ def _attends_to_bytes(path: Path, changed: tuple[int, ...], layers: tuple[KVLaye
     stored = {tensor.name: tensor for tensor in graph.initializer}
     # Else onnxruntime's kernels run the whole graph.
     ours = any(node.domain == GGUF_DOMAIN or _matrix(node, stored, kernels) for node in graph.node)
-    return ours and takes_bytes(graph, layers)
+    return ours and takes_bytes(graph, layers, kernels.attention)
 
 
 def _of_all_graphs(bundle: Bundle, kernels: Kernels) -> Iterator[Matrix]:

@@ -67,6 +67,15 @@ class GgufPanel:
 
 
 @dataclass(frozen=True)
+class AttentionLimits:
+    """What attention is computed of. largest_head: dimensions. more: whether scores may be bounded, and keys and values
+    be those of another layer."""
+
+    largest_head: int
+    more: bool
+
+
+@dataclass(frozen=True)
 class Kernels:
     """The library. form: the instructions that it uses here. version: of the format of packed weights."""
 
@@ -74,6 +83,12 @@ class Kernels:
     form: str
     version: int
     calls: Any
+
+    @property
+    def attention(self) -> AttentionLimits:
+        """What attention may be of. A library of this interface that does not say has the limits of the first one."""
+        found = getattr(self.calls, "edge_largest_head", None)
+        return AttentionLimits(256, more=False) if found is None else AttentionLimits(int(found()), more=True)
 
     def packed_bytes(self, layout: Layout) -> int:
         """Bytes of a matrix in the library's layout; 0 where it cannot have one."""

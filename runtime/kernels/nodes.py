@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.embedding_format import VECTORS
 from edge.manifest import KVLayer
-from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN
+from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN, AttentionLimits
 from edge.runtime.kernels.wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
 
 THEIRS = "com.microsoft"
@@ -23,31 +23,32 @@ PARTS = "parts"  # of a product with matrices of GGUF files: the number of them;
 FULL_BIAS = 5  # the input of FULL that is added to scores
 FLOAT, INT64 = 1, 7  # TensorProto.DataType
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row
+CACHED = 3  # outputs of attention that writes keys and values; one that reads another layer's has the first alone
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
-UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
+UNKNOWN = ("smooth_softmax", "qk_output", "rotary_interleaved")
+SOFTCAP = "softcap"  # that some of our kernels do not know: see `AttentionLimits`
 # What our kernels read of an operator, or what makes no difference to them: with other attributes it stays
 # onnxruntime's.
 KNOWN = {
     PRODUCT: {"K", "N", "bits", "block_size", "accuracy_level", "by_rows"},  # see `rows`
     ATTENTION: {"num_heads", "kv_num_heads", "scale", "local_window_size", "do_rotary", "kv_cache_bit_width",
-                "k_quant_type", "v_quant_type", *UNKNOWN},
+                "k_quant_type", "v_quant_type", SOFTCAP, *UNKNOWN},
     FULL: {"num_heads", "scale"},
     NORM: {"epsilon"},
     NORM_ALONE: {"epsilon", "axis", "stash_type"},
 }  # fmt: skip
 LANES = 16  # that the sizes of heads, and of rows with a gate or a norm, must be multiples of
-LARGEST_HEAD = 256
 SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
 SUM = 3  # the output of NORM that is the sum
 NORM_MORE = 6  # the first input of a product of ours that MatMulNBits has not: what is added to its rows; then weights
 GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours take along; of the first, silu alone
 # Operators of onnxruntime that move numbers, or compute each one or each row by itself.
 BY_ROWS = {
-    "Add", "ArgMax", "Cast", "Concat", "Constant", "Expand", "FastGelu", "Gather", "GatherBlockQuantized", "GatherND",
-    "Gelu", "Greater", "Identity", "If", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape", "Shape",
-    "Sigmoid", "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze",
-    "Sub", "Transpose", "Unsqueeze",
+    "Add", "ArgMax", "Cast", "Concat", "Constant", "Div", "Expand", "FastGelu", "Gather", "GatherBlockQuantized",
+    "GatherND", "Gelu", "Greater", "Identity", "If", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape",
+    "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split",
+    "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
 }  # fmt: skip
 
 # The same of texts of one length, in graphs that make vectors.
@@ -63,19 +64,21 @@ def has_known_attributes(node: Any) -> bool:
     return KNOWN[node.op_type].issuperset(names) and len({*names}) == len(names)
 
 
-def takes_bytes(graph: Any, layers: Sequence[KVLayer]) -> bool:
+def takes_bytes(graph: Any, layers: Sequence[KVLayer], limits: AttentionLimits) -> bool:
     """True if our kernels can compute all attention of a decoder's graph with an int8 KV cache: see
     `take_attention`."""
     small = [_small_step(node) for node in graph.node if node.op_type == "If"]
-    return len(small) == len(layers) and _heads_fit(layers) and all(node and _attends(node) for node in small)
+    if len(small) != len(layers) or not _heads_fit(layers, limits):
+        return False
+    return all(node and _attends(node, limits) for node in small)
 
 
-def _heads_fit(layers: Sequence[KVLayer]) -> bool:
-    return all(_head_fits(layer.head_dim) for layer in layers)
+def _heads_fit(layers: Sequence[KVLayer], limits: AttentionLimits) -> bool:
+    return all(_head_fits(layer.head_dim, limits) for layer in layers if layer.heads)
 
 
-def _head_fits(size: int) -> bool:
-    return size % LANES == 0 and 0 < size <= LARGEST_HEAD
+def _head_fits(size: int, limits: AttentionLimits) -> bool:
+    return size % LANES == 0 and 0 < size <= limits.largest_head
 
 
 def _last_size(value: Any) -> int:
@@ -84,31 +87,32 @@ def _last_size(value: Any) -> int:
     return sizes[-1].dim_value if sizes else 0
 
 
-def take_attention(graph: Any, layers: list[KVLayer]) -> None:
+def take_attention(graph: Any, layers: list[KVLayer], limits: AttentionLimits) -> None:
     """Let our kernels compute the attention of a graph, where they can for its heads. With an int8 KV cache they need
     no second branch for large steps."""
-    if not _heads_fit(layers):
+    if not _heads_fit(layers, limits):
         return
-    if takes_bytes(graph, layers):
+    if takes_bytes(graph, layers, limits):
         _for_many_sequences(graph)
     for node in graph.node:
         small = _small_step(node)
-        if small is not None and _attends(small):
+        if small is not None and _attends(small, limits):
             outputs = [*node.output]
             node.CopyFrom(small)
             del node.output[:]
             node.output.extend(outputs)
-        if _attends(node):
+        if _attends(node, limits):
             node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
     wires, gone = Wires(graph), list[int]()
     alone = any(value.name == VECTORS for value in graph.output)
-    fitting = {value.name for value in graph.input if _head_fits(_last_size(value))}  # what an encoder made is there
+    # What an encoder made is among them.
+    fitting = {value.name for value in graph.input if _head_fits(_last_size(value), limits)}
     for node in wires.nodes:
         if (node.op_type, node.domain) != (FULL, THEIRS) or not has_known_attributes(node):
             continue
         if len(node.input) == 3 and fitting.issuperset(node.input[1:]):
             node.domain = DOMAIN
-        elif (split := _parted(node, wires, alone=alone)) is not None:
+        elif (split := _parted(node, wires, limits, alone=alone)) is not None:
             whole = wires.nodes[split].input[0]
             set_inputs(node, [whole, "", "", "", "", *node.input[FULL_BIAS:]])
             node.domain = DOMAIN
@@ -117,7 +121,7 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
         wires.drop(gone)
 
 
-def _parted(node: Any, wires: Wires, *, alone: bool) -> int | None:
+def _parted(node: Any, wires: Wires, limits: AttentionLimits, *, alone: bool) -> int | None:
     """The node that parts the rows of a product of ours into queries, keys and values, where attention reads those and
     a bias, as in T5's encoder. Without one, over 1,500 frames of Whisper's, onnxruntime's own is 6% faster. alone: it
     may read no bias."""
@@ -134,7 +138,7 @@ def _parted(node: Any, wires: Wires, *, alone: bool) -> int | None:
     if product is None or (wires.nodes[product].op_type, wires.nodes[product].domain) != (PRODUCT, DOMAIN):
         return None
     width = numbers(wires.nodes[product])["N"] // 3
-    return split if _head_fits(width // numbers(node)["num_heads"]) else None
+    return split if _head_fits(width // numbers(node)["num_heads"], limits) else None
 
 
 def add_likeliest(graph: Any) -> None:
@@ -307,10 +311,12 @@ def _small_step(node: Any) -> Any:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _attends(node: Any) -> bool:
+def _attends(node: Any, limits: AttentionLimits) -> bool:
     """True if a node is attention that our kernels compute."""
     if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
         return False
     if not has_known_attributes(node):
+        return False
+    if not limits.more and (number(node, SOFTCAP, 0) or len(node.output) < CACHED):
         return False
     return not any(attribute.name in UNKNOWN and (attribute.i or attribute.f) for attribute in node.attribute)
