@@ -23,6 +23,7 @@ T = TypeVar("T", int, float, str, bool)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"  # SentencePiece's mark for a space
+_PIECES = ("llama", "gemma4")  # tokenizers of SentencePiece's BPE: with scores, and with the merges themselves
 
 # Tokens that end an answer under whatever template the model was trained with; a file names only one of them.
 _END_OF_ANSWER = {
@@ -38,7 +39,7 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
     """
     vocabulary = _Vocabulary(header)
     kind = vocabulary.field("model", str)
-    kinds = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+    kinds = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _sentencepiece, "t5": _unigram}
     build = kinds.get(kind or "")
     if kind is None or build is None:
         known = ", ".join(kinds)
@@ -70,7 +71,7 @@ class _Vocabulary:
         if not self.tokens:
             raise CheckpointError(f"{header.path} holds no tokenizer (tokenizer.ggml.tokens); convert the model again.")
         check_lengths(self.tokens, header.path)
-        if self.field("model", str) == "llama":
+        if self.field("model", str) in _PIECES:
             # Runs of spaces are spelled with spaces, all other pieces with the mark.
             self.tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in self.tokens]
         self.types = self.fields("token_type", int) or [_NORMAL] * len(self.tokens)
@@ -102,7 +103,7 @@ class _Vocabulary:
         """Tokens of these types, to be matched whole. Runs of spaces are matched after spaces became the mark."""
         special = _CONTROL in kinds
         name, architecture = (self.header.value(f"general.{key}", str) for key in ("name", "architecture"))
-        sentencepiece = self.field("model", str) == "llama"
+        sentencepiece = self.field("model", str) in _PIECES
 
         def eats(token: str) -> bool:
             return eats_space(token, name or "", architecture, sentencepiece=sentencepiece)
@@ -123,7 +124,7 @@ def _special(vocabulary: _Vocabulary, kind: str) -> Tokens:
         if token in _END_OF_ANSWER and type_ in (_CONTROL, _USER_DEFINED)
     ]
     # Files that do not say: llama.cpp adds it for SentencePiece vocabularies and some byte-level ones.
-    default = kind == "llama" or (kind == "gpt2" and _rule(vocabulary).add_bos)
+    default = kind in _PIECES or (kind == "gpt2" and _rule(vocabulary).add_bos)
     stated = vocabulary.field("add_bos_token", bool)
     return Tokens(
         bos=bos,
@@ -181,12 +182,14 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     """SentencePiece's BPE: Llama 2, Mistral, Gemma, Phi-3. The file has scores; `tokenizers` wants the merges that
-    they imply."""
+    they imply. Files of Gemma 4 have the merges, too."""
     tokens = vocabulary.tokens
     unknown = vocabulary.token_id("unknown")
+    pairs = (merge.partition(" ") for merge in vocabulary.fields("merges", str))
+    stated = [(left, right) for left, _, right in pairs]
     bpe = models.BPE(
         vocab=vocabulary.ids,
-        merges=_implied_merges(vocabulary),
+        merges=stated or _implied_merges(vocabulary),
         unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,

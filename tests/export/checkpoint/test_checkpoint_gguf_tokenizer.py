@@ -135,28 +135,30 @@ def sentencepiece_model(**options: Any) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-def written_from(path: Path, model: sentencepiece.SentencePieceProcessor, **fields: Any) -> TokenizerFiles:
+def written_from(
+    path: Path, model: sentencepiece.SentencePieceProcessor, kind: str = "llama", **fields: Any
+) -> TokenizerFiles:
     """As llama.cpp's converter writes a SentencePiece model: runs of spaces with real spaces, types, scores."""
     pieces, types, scores = [], [], []
     for i in range(model.get_piece_size()):
         piece = model.id_to_piece(i)
         if model.is_unknown(i):
-            kind = 2
+            type_ = 2
         elif model.is_control(i):
-            kind = 3
+            type_ = 3
         elif model.is_unused(i):
-            kind = 5
+            type_ = 5
         elif model.is_byte(i):
-            kind = 6
+            type_ = 6
         elif piece.strip("\u2581") == "" and len(piece) > 1:
-            kind, piece = 4, " " * len(piece)
+            type_, piece = 4, " " * len(piece)
         else:
-            kind = 1
+            type_ = 1
         pieces.append(piece)
-        types.append(kind)
+        types.append(type_)
         scores.append(model.get_score(i))
     return written(
-        path, "llama", pieces, types, scores=scores, bos_token_id=model.bos_id(), eos_token_id=model.eos_id(),
+        path, kind, pieces, types, scores=scores, bos_token_id=model.bos_id(), eos_token_id=model.eos_id(),
         unknown_token_id=model.unk_id(), **fields,
     )  # fmt: skip
 
@@ -184,6 +186,22 @@ def test_a_sentencepiece_vocabulary_without_a_leading_space_matches_runs_of_spac
         assert ids == model.encode(text), text
         assert tokenizer.decode(ids) == text
     assert not found.tokens.add_bos
+
+
+def test_gemma_4_has_the_merges_of_its_pieces_in_the_file(tmp_path: Path) -> None:
+    model = sentencepiece_model(add_dummy_prefix=False)
+    implied = json.loads(written_from(tmp_path / "scores.gguf", model, add_space_prefix=False).json)["model"]["merges"]
+    merges = [" ".join(pair) for pair in implied]
+    found = written_from(tmp_path / "t.gguf", model, kind="gemma4", merges=merges, add_space_prefix=False)
+    assert json.loads(found.json)["model"]["merges"] == implied
+    tokenizer = Tokenizer.from_str(found.json)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == model.encode(text), text
+        assert tokenizer.decode(ids) == text
+    assert found.tokens.add_bos
+    fewer = written_from(tmp_path / "f.gguf", model, kind="gemma4", merges=merges[:2], add_space_prefix=False)
+    assert json.loads(fewer.json)["model"]["merges"] == implied[:2]
 
 
 # As in Phi-3's tokenizer.json: whether they are special, and whether they eat the white space after them.
