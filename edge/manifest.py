@@ -60,7 +60,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class KVLayer:
-    """KV buffers of one layer, `past.{i}.key/value`: [1, heads, capacity, head_dim]."""
+    """KV buffers of one layer, `past.{i}.key/value`: [1, heads, capacity, head_dim]; 0 heads: it reads another's."""
 
     heads: int
     head_dim: int

@@ -105,15 +105,18 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
     if manifest.kv.dtype != "float32":
         yield f"kv.dtype is {manifest.kv.dtype[:60]!r}, and this edge keeps float32"
     layers = 0 if manifest.kind == EMBEDDER else manifest.dims.num_layers  # nothing is kept of a text
-    yield from _layer_faults("kv", manifest.kv, layers, {state.layer for state in manifest.states})
+    yield from _layer_faults("kv", manifest.kv, layers, {state.layer for state in manifest.states}, sharing=True)
 
 
-def _layer_faults(name: str, layout: KVLayout, layers: int, others: Container[int] = ()) -> Iterator[str]:
-    """Faults of the layers of a cache. others: layers that need none, because they keep something else."""
+def _layer_faults(
+    name: str, layout: KVLayout, layers: int, others: Container[int] = (), *, sharing: bool = False
+) -> Iterator[str]:
+    """Faults of the layers of a cache. others: layers that need none, because they keep something else. sharing: so do
+    those that read an earlier layer's."""
     if len(layout.layers) != layers:
         yield f"{name}.layers has {len(layout.layers)} entries for {layers} layers"
     for i, layer in enumerate(layout.layers):
-        if i in others and (layer.heads, layer.head_dim, layer.window) == (0, 0, None):
+        if (i in others or (sharing and i)) and (layer.heads, layer.head_dim, layer.window) == (0, 0, None):
             continue
         sized = 1 <= layer.heads <= MOST_WIDTH and 1 <= layer.head_dim <= MOST_WIDTH
         if not sized or (layer.window is not None and not 1 <= layer.window <= MOST_TOKENS):

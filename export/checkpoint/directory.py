@@ -72,6 +72,8 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if self.pooling is not None:  # which does without a head for tokens
             self.config["tie_word_embeddings"] = True
         text_config = raw.get("text_config")
+        if isinstance(text_config, dict) and self.config.get("model_type") != raw.get("model_type"):
+            self.notes.append(f"{self.name} also reads images, sound or video; its text part alone is exported.")
         self._raw_config = {**raw, **(text_config if isinstance(text_config, dict) else {})}
         generation = root / "generation_config.json"
         self.generation: dict[str, Any] = (
@@ -84,15 +86,16 @@ class DirectoryCheckpoint(FolderCheckpoint):
         model = model_config.skeleton(self.config, str(path))
         if model is not None:
             parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
+            buffers = model_config.buffer_shapes(model)
             tied = model_config.tied_names(model)
-            stored_as = places(parameters, model.base_model_prefix, tied)
+            stored_as = places([*parameters, *buffers], model.base_model_prefix, tied)
             found = without_prefix(found, stored_as, root)
             for name, others in stored_as.items():
                 if name not in found and (other := next((o for o in others if o in found), None)) is not None:
                     found[name] = found[other]
             found = {name: each for name, each in found.items() if name in parameters or not _left_bias(name, found)}
             own_heads = self._untie(found, parameters, tied)
-            self._names = [*parameters, *own_heads]
+            self._names = [*parameters, *own_heads, *buffers]
             self._made = {name: made for name, made in optional.items() if name not in found}
             held = sum(math.prod(each.shape) for each in found.values())
             for name, made in self._made.items():
@@ -101,7 +104,7 @@ class DirectoryCheckpoint(FolderCheckpoint):
                         f"{path} calls for the tensor {name!r} of shape {list(made.shape)}, which is larger than all "
                         "weights together; fetch it again."
                     )
-            wanted = {**parameters, **{name: made.shape for name, made in optional.items()}}
+            wanted = {**parameters, **buffers, **{name: made.shape for name, made in optional.items()}}
             wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
             shapes = {name: found[name].shape for name in wanted if name in found}
             model_config.check_tensors(wanted, shapes, str(root))

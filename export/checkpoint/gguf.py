@@ -19,6 +19,7 @@ from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_c
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import TokenizerFiles, finite
 from edge.export.facts.gguf_header import open_gguf
+from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor
 from edge.gguf_parts import name_of
 
@@ -50,7 +51,7 @@ class GGUFCheckpoint:
 
     path: Path | None = None
     notes: Sequence[str] = ()
-    pooling = None
+    pooling: Pooling | None = None
     embeds = False  # no file of a model for vectors is read
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
@@ -64,13 +65,17 @@ class GGUFCheckpoint:
         self.config: dict[str, Any] = gguf_config.config_of(self.header, self._vector)
         self.generation: dict[str, Any] = gguf_settings(self.header)
         config = SimpleNamespace(**self.config)
-        if family.layers is None or family.norms is None:
+        self._parts: dict[str, int] = {}  # of tensors that are several matrices, which of them each is
+        if family.layers is None and family.shapes is None:
             self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))
             gguf_t5.check_layers(self.header.tensors, self.config, path)
             expected = gguf_t5.shapes(self.config)
         else:
             self._sources = self._named_tensors(lambda name: gguf_config.transformers_name(name, self._gguf))
-            expected = family.layers(config).shapes(config, family.norms)
+            self._take_apart()
+            for name in self._gguf.unread(config):
+                self._sources.pop(name, None)
+            expected = family.tensors(config)
         model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
         model_config.refuse_leftovers([name for name in self._sources if name not in expected], str(path))
 
@@ -82,14 +87,16 @@ class GGUFCheckpoint:
         return list(self._sources)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.header.tensors[self._sources[name]].shape
+        sizes = self.header.tensors[self._sources[name]].shape
+        return sizes[1:] if name in self._parts else sizes
 
     def stored_type(self, name: str) -> str:
         return self.header.tensors[self._sources[name]].type.name
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         source = self._sources[name]
-        values = finite(self._dequantized(source, self._places(name, rows)), source, self.header.path)
+        values = self._dequantized(self._raw(name), source, self._places(name, rows))
+        values = finite(values, source, self.header.path)
         if self._norm_offset and name.endswith("norm.weight"):  # which the converter adds
             values = values - np.float32(self._norm_offset)
         return values
@@ -102,7 +109,7 @@ class GGUFCheckpoint:
         kind = self.header.tensors[source].type
         if kind.name not in FORMS:
             return None
-        raw = self.header.raw(source)
+        raw = self._raw(name)
         if (places := self._places(name)) is not None:
             raw = raw[places]
         blocks = _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
@@ -118,14 +125,25 @@ class GGUFCheckpoint:
         """A matrix as the file has it; None where our kernels do not compute its type. in_place: it stays there."""
         source = self._sources[name]
         info = self.header.tensors[source]
-        if info.type.name not in GGUF_TYPES or len(info.shape) != 2:
+        if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2:
             return None
         heads = self._heads(name)
         if heads and info.shape[0] // heads % PANEL:
             return None
-        place = (self.header.part_of(source), info.offset) if in_place else None
-        kind, raw = info.type, self.header.raw(source)
-        return GgufTensor(raw, info.shape[1], int(kind), kind.name, GGUF_TYPES[kind.name], heads, place)
+        kind, raw = info.type, self._raw(name)
+        offset = info.offset + self._parts.get(name, 0) * raw.nbytes
+        place = (self.header.part_of(source), offset) if in_place else None
+        return GgufTensor(raw, self.shape(name)[1], int(kind), kind.name, GGUF_TYPES[kind.name], heads, place)
+
+    def _take_apart(self) -> None:
+        """Name the matrices of tensors that are several."""
+        for name, source in [*self._sources.items()]:
+            shape = self.header.tensors[source].shape
+            if name.removesuffix(".weight") in self._gguf.stacked.values() and len(shape) == 3:
+                del self._sources[name]
+                parts = {name.replace(".weight", f".{i}.weight"): i for i in range(shape[0])}
+                self._sources |= dict.fromkeys(parts, source)
+                self._parts |= parts
 
     def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
         """transformers' name -> the name in the file. named: from that to the other."""
@@ -142,9 +160,16 @@ class GGUFCheckpoint:
             sources[name] = source
         return sources
 
-    def _dequantized(self, source: str, places: NDArray[np.int64] | slice | None = None) -> NDArray[np.float32]:
-        """The tensor, or its rows at `places`."""
-        raw, kind = self.header.raw(source), self.header.tensors[source].type
+    def _raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor by its name in transformers: [..., bytes of one row]."""
+        raw = self.header.raw(self._sources[name])
+        return raw[self._parts[name]] if name in self._parts else raw
+
+    def _dequantized(
+        self, raw: NDArray[np.uint8], source: str, places: NDArray[np.int64] | slice | None = None
+    ) -> NDArray[np.float32]:
+        """The values of bytes of a tensor, or of their rows at `places`."""
+        kind = self.header.tensors[source].type
         if kind in _FLOATS:
             values = raw.view(_FLOATS[kind])
             return (values if places is None else values[places]).astype(np.float32)
@@ -163,7 +188,7 @@ class GGUFCheckpoint:
                 f"{self.header.path} is damaged: {source} is {info.type.name} of shape {list(info.shape)} and no "
                 "row of F32; fetch it again."
             )
-        return finite(self._dequantized(source), source, self.header.path)
+        return finite(self._dequantized(self.header.raw(source), source), source, self.header.path)
 
     def _places(self, name: str, rows: slice | None = None) -> NDArray[np.int64] | slice | None:
         """Return the row numbers in the file of `rows` of transformers' tensor. None means all rows in the file's

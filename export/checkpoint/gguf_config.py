@@ -33,7 +33,14 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+MODEL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -84,11 +91,12 @@ def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
         **{f"{key}_token_id": header.value(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos")},
         "pad_token_id": header.value("tokenizer.ggml.padding_token_id", int),
     }
-    return config | (kind.config(m) if family.layers is None else _decoder_config(header, m, kind))
+    known = family.layers is not None or family.shapes is not None
+    return config | (_decoder_config(header, m, kind, family) if known else kind.config(m))
 
 
-def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF) -> dict[str, Any]:
-    """The configuration of a decoder like Llama."""
+def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF, family: Family) -> dict[str, Any]:
+    """The configuration of a decoder. One that is not like Llama says itself what may differ by layer."""
     layers, there = m.size("block_count"), len({n[1] for name in header.tensors if (n := _LAYER.fullmatch(name))})
     if layers > there:
         raise m.wrong("block_count", layers, f"the file holds tensors of {there} layers")
@@ -97,10 +105,8 @@ def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF) -> dict[str, An
         raise m.wrong("context_length", positions, f"no model has more than {MAX_POSITIONS:,}")
     config: dict[str, Any] = {
         "hidden_size": m.size("embedding_length"),
-        "intermediate_size": m.size("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": m.size("attention.head_count_kv", heads),
         "max_position_embeddings": positions,
         "rms_norm_eps": m.epsilon("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
@@ -109,6 +115,9 @@ def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF) -> dict[str, An
         "sliding_window": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
+    if family.shapes is None:
+        config["intermediate_size"] = m.size("feed_forward_length")
+        config["num_key_value_heads"] = m.size("attention.head_count_kv", heads)
     config |= kind.config(m)
     rotated = round(m.head_dim * config["rope_parameters"].get("partial_rotary_factor", 1))
     for key, expected in (("attention.value_length", m.head_dim), ("rope.dimension_count", rotated)):
@@ -121,7 +130,10 @@ def transformers_name(name: str, kind: GGUF) -> str | None:
     """A GGUF tensor's name in transformers; None for tensors that are no parameters there (rope factors)."""
     if match := _LAYER.fullmatch(name):
         layer, part, suffix = match.groups()
+        if part in kind.bare:
+            return f"model.layers.{layer}.{kind.bare[part]}"
         inner = kind.names.get(part) or LAYER_NAMES.get(part)
         return f"model.layers.{layer}.{inner}.{suffix}" if inner else None
     part, _, suffix = name.rpartition(".")
-    return f"{MODEL_NAMES[part]}.{suffix}" if part in MODEL_NAMES else None
+    module = kind.stacked.get(part) or MODEL_NAMES.get(part)
+    return f"{module}.{suffix}" if module else None

@@ -130,6 +130,12 @@ def parameter_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
+def buffer_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors that are no parameters, and that checkpoints hold: a scalar of each layer, say."""
+    stored, optional = model.state_dict().keys(), optional_tensors(model)
+    return {n: tuple(b.shape) for n, b in model.named_buffers() if n in stored and n not in optional}
+
+
 @dataclass(frozen=True)
 class Made:
     """A tensor that transformers makes itself where a checkpoint does not hold it."""
@@ -232,7 +238,8 @@ def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
     """
     modules = dict(model.named_modules())
     places = {name for name, _ in model.named_parameters(remove_duplicate=False)} | dict(model.named_buffers()).keys()
-    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    parts = [getattr(module, "_keys_to_ignore_on_load_unexpected", None) or () for module in model.modules()]
+    ignored = [re.compile(pattern) for patterns in parts for pattern in patterns]
     more_layers = getattr(model.config, "num_nextn_predict_layers", None) or 0  # they predict further tokens, unused
 
     def is_left_over(name: str) -> bool:

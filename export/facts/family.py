@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +53,12 @@ def heads_of(config: Any) -> Heads:
     """The heads of a transformers configuration; their size is stated, or the hidden size's share."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Heads(config.num_attention_heads, config.num_key_value_heads, dim)
+
+
+def widest_of(config: Any) -> int:
+    """The size of the widest feed-forward block, which may differ by layer."""
+    sizes: int | Sequence[int] = config.intermediate_size
+    return sizes if isinstance(sizes, int) else max(sizes)
 
 
 def window_of(config: Any, layer: int) -> int | None:
@@ -125,11 +131,16 @@ class GGUF:
     """The form of the family's models in GGUF files.
 
     config: more of transformers' configuration, from the file's metadata. names: of a layer's tensors, where they
-    differ from Llama's. permuted: llama.cpp's converter interleaves the rows of q and k.
+    differ from Llama's. bare: of those of them that are no module's weight. stacked: of the model's, those that are the
+    weights of several modules. unread: tensors of a configuration that files have and nothing reads. permuted:
+    llama.cpp's converter interleaves the rows of q and k.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
     names: Mapping[str, str] = field(default_factory=dict)
+    bare: Mapping[str, str] = field(default_factory=dict)
+    stacked: Mapping[str, str] = field(default_factory=dict)
+    unread: Callable[[Any], Iterable[str]] = lambda config: ()
     permuted: bool = False
 
 
@@ -147,7 +158,8 @@ class Family:
     """build: makes the graph's modules, a `Decoder` or an `EncoderDecoder`, of transformers' configuration, the weights
     and the context.
 
-    layers: of a decoder like Llama, how they differ from Llama's. norms: of those layers. precise: a pattern of the
+    layers: of a decoder like Llama, how they differ from Llama's. norms: of those layers. shapes: of the tensors of
+    another decoder, by transformers' names. precise: a pattern of the
     matrices that read rows in 16 bits where an encoder's weights are int8. cross: a pattern of the decoder's matrices
     that make keys and values of the encoder's output, and stand in the encoder's graph.
     """
@@ -155,7 +167,15 @@ class Family:
     build: Callable[[Any, Any, int], Any]  # the weights are those of `edge.export.graph.weights`
     layers: Callable[[Any], LlamaLike] | None = None
     norms: Norms | None = None
+    shapes: Callable[[Any], dict[str, tuple[int, ...]]] | None = None
     gguf: GGUF | None = None
     languages: Languages | None = None
     precise: str | None = None
     cross: str = r"\.encoder_attn\.[kv]_proj\."
+
+    def tensors(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """The tensors of a decoder, by transformers' names."""
+        if self.shapes is not None:
+            return self.shapes(config)
+        assert self.layers is not None and self.norms is not None
+        return self.layers(config).shapes(config, self.norms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +41,44 @@ class Metadata:
         if value < least:
             raise self.wrong(key, value, f"no model has less than {least}")
         return value
+
+    def sizes(self, key: str, layers: int) -> list[int]:
+        """A number of things in each layer, stated for each or once for all."""
+        if not self._stated_by_layer(key):
+            return [self.size(key)] * layers
+        values = self.each(key, int, layers)
+        if (least := min(values)) < 1:
+            raise self.wrong(key, least, "no model has less than 1")
+        return values
+
+    def each(self, key: str, kind: type[T], layers: int) -> list[T]:
+        """What is stated of each layer."""
+        values = self._header.values(f"{self._prefix}.{key}", kind)
+        if len(values) != layers:
+            raise CheckpointError(
+                f"{self.path} states {self._prefix}.{key} for {len(values)} layers, and there are {layers}; fetch it "
+                "again."
+            )
+        return values
+
+    def quantiles(self, key: str, layers: int) -> list[float]:
+        """The part of a normal distribution that lies below a number stated of each layer, which may be -infinity."""
+        values = self._header.metadata.get(f"{self._prefix}.{key}")
+        numbers = [float(v) for v in values if isinstance(v, float)] if isinstance(values, list) else []
+        if len(numbers) != layers or any(math.isnan(number) for number in numbers):
+            raise CheckpointError(
+                f"{self.path} states no number as {self._prefix}.{key} for each of its {layers} layers; fetch it again."
+            )
+        return [0.0 if number == -math.inf else round(NormalDist().cdf(number), 6) for number in numbers]
+
+    def _stated_by_layer(self, key: str) -> bool:
+        return isinstance(self._header.metadata.get(f"{self._prefix}.{key}"), list)
+
+    def rows(self, tensor: str) -> int:
+        """The rows of a matrix that the model cannot be without."""
+        if tensor not in self._header.tensors:
+            raise CheckpointError(f"{self.path} lacks the tensor {tensor!r}; fetch it again.")
+        return self._header.tensors[tensor].shape[0]
 
     def epsilon(self, key: str) -> float:
         """A small number that was written in float32: 1e-5 comes back as 9.999999747e-06, which is not what the model

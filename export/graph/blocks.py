@@ -27,12 +27,14 @@ class Step:
     position_ids: Value  # [1, S] int64
     seqlens_k: Value  # [1] int32
     total_sequence_length: Value  # [] int32
-    past: list[tuple[Value, Value]]  # per layer key and value, each [1, Hkv, C, D]
+    past: dict[int, tuple[Value, Value]]  # key and value of layers with a cache, each [1, Hkv, C, D]
     present: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
     attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
     layer_biases: dict[int, Value] = field(default_factory=dict)  # of layers that have another one
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
+    per_layer: list[Value] = field(default_factory=list)  # what each layer reads besides the stream, [B, S, width]
+    no_keys: dict[int, Value] = field(default_factory=dict)  # keys [B, 0, width] of no tokens, by their width
     cuts: list[Stream] = field(default_factory=list)  # after each layer's attention and feed-forward, in turns
 
 

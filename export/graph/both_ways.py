@@ -94,7 +94,7 @@ class TextStep(nn.Module):
         at, count, length = arange(op, ids), op.Shape(ids, start=0, end=1), op.Shape(ids, start=1, end=2)
         total = op.Cast(length, to=INT32)
         last = op.Expand(op.Sub(total, op.Constant(value=ir.tensor([1], dtype=INT32))), count)
-        step = Step(op.Expand(op.Unsqueeze(at, [0]), op.Shape(ids)), last, op.Squeeze(total, [0]), [])
+        step = Step(op.Expand(op.Unsqueeze(at, [0]), op.Shape(ids)), last, op.Squeeze(total, [0]), {})
         step.rope = {name: table(op) for name, table in self.rope.items()}
         empty: dict[tuple[int, int], Value] = {}
         biases: dict[int, Value] = {}
@@ -104,7 +104,7 @@ class TextStep(nn.Module):
                 sizes = op.Concat(count, op.Constant(value_ints=[shape[0], 0, shape[1]]), axis=0)
                 empty[shape] = op.ConstantOfShape(sizes)
             if shape in empty:
-                step.past.append((empty[shape], empty[shape]))
+                step.past[layer] = empty[shape], empty[shape]
             if isinstance(attention, BothWays) and (window := attention.window) is not None:
                 if window not in biases:
                     far = op.Abs(op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1])))

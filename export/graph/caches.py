@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from edge.export.facts.family import widest_of
 from edge.export.graph.blocks import Attention
 from edge.export.graph.cross import CrossAttention
+from edge.export.graph.sharing import SharingAttention
 from edge.export.graph.stacks import Decoder, EncoderDecoder
-from edge.manifest import KVLayer, KVLayout
+from edge.manifest import Dims, KVLayer, KVLayout
+
+NOTHING = KVLayer(0, 0)  # of a layer that reads another's
+
+
+def _attention(decoder: Decoder) -> list[Attention | SharingAttention]:
+    return [m for m in decoder.modules() if isinstance(m, (Attention, SharingAttention))]
 
 
 def decoder_kv(decoder: Decoder) -> KVLayout:
     """The keys and values of its layers, in their order."""
-    attention = [m for m in decoder.modules() if isinstance(m, Attention)]
-    return KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])
+    layers = [
+        NOTHING
+        if isinstance(a, SharingAttention) and a.source is not None
+        else KVLayer(a.heads.key_value, a.heads.dim, a.window)
+        for a in _attention(decoder)
+    ]
+    return KVLayout("float32", layers)
+
+
+def largest_dims(decoder: Decoder, config: Any) -> Dims:
+    """The sizes of a decoder; where layers differ, those of the largest."""
+    heads = [a.heads for a in _attention(decoder)]
+    return Dims(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=widest_of(config),
+        num_heads=max(each.query for each in heads),
+        num_kv_heads=max(each.key_value for each in heads),
+        head_dim=max(each.dim for each in heads),
+        vocab_size=config.vocab_size,
+    )
 
 
 def layouts(model: EncoderDecoder) -> tuple[KVLayout, KVLayout]:

@@ -88,9 +88,9 @@ class Projections(nn.Module):
 class Embedding(nn.Module):
     """The rows of the token embedding; `scale` multiplies them."""
 
-    def __init__(self, weights: Weights, name: str, *, scale: float | None = None):
+    def __init__(self, weights: Weights, name: str, *, scale: float | None = None, group: str = "embedding"):
         super().__init__()
-        stored = weights.matrix(f"{name}.weight", "embedding")
+        stored = weights.matrix(f"{name}.weight", group)
         assert not isinstance(stored, StoredRows), "an embedding is read row by row; this form is transposed"
         self.stored = stored
         self.scale = scale

@@ -16,6 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import GraphBuilder, OpBuilder, nn
 
+from edge.errors import ExportError
+
 if TYPE_CHECKING:
     from edge.export.facts.family import Heads
     from edge.export.graph.blocks import Step
@@ -130,6 +132,21 @@ class Lowering(OpBuilder, ABC):
         included, a token attends to. softcap: bounds the scores. norms: of the heads, before they are rotated, where
         `norms_heads`.
         """
+
+    def shared_attention(
+        self,
+        query: Value,
+        there: tuple[Value, Value],
+        step: Step,
+        *,
+        heads: Heads,
+        scale: float,
+        rope: tuple[Value, Value] | None,
+        window: int | None,
+    ) -> Value:
+        """Causal self-attention of queries [B, S, heads * dim] to another layer's keys and values: `there`, with those
+        of the step. Arguments as of `attention`."""
+        raise ExportError("The model's layers share keys and values, which no graph for this target does yet.")
 
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:
         """Return x, cut along an axis to the length of the caches after the step, length [1] int32."""

@@ -75,9 +75,13 @@ def _frequencies(config: Any, parameters: Mapping[str, Any], max_context: int) -
     Those that depend on the sequence's length are taken at `max_context`: one table serves all steps on a text, so that
     cached keys stay valid.
     """
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = int(width * parameters.get("partial_rotary_factor", 1.0))
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = int(head * parameters.get("partial_rotary_factor", 1.0))
     base, trained, kind = parameters["rope_theta"], config.max_position_embeddings, parameters["rope_type"]
+    if kind == "proportional":  # Gemma 4's: channels of low frequencies stand still, wherever their partners are
+        turned = np.arange(0, 2 * int(width // 2), 2, dtype=np.float32) / np.float32(head)
+        frequencies = _inverse(base ** turned.astype(np.float64)) / np.float32(parameters.get("factor", 1.0))
+        return np.concatenate([frequencies, np.zeros(head // 2 - len(turned), np.float32)]), 1.0
     exponents = (np.arange(0, width, 2) / np.float32(width)).astype(np.float32).astype(np.float64)
     if kind == "default":
         return _inverse(base**exponents), 1.0
@@ -99,8 +103,8 @@ def _frequencies(config: Any, parameters: Mapping[str, Any], max_context: int) -
     if kind == "llama3":
         return _llama3(parameters, _inverse(base**exponents)), 1.0
     raise ExportError(
-        f"The model stretches its rotary positions by {kind!r}; known are default, linear, dynamic, yarn, longrope and "
-        "llama3."
+        f"The model stretches its rotary positions by {kind!r}; known are default, linear, dynamic, yarn, longrope, "
+        "llama3 and proportional."
     )
 
 

@@ -16,6 +16,7 @@ from edge.export.graph.blocks import Step, Stream, capped, scaled, take
 from edge.export.graph.cross import CrossKeysValues
 from edge.export.graph.linear import Embedding, Head
 from edge.export.graph.operators import Lowering, Value
+from edge.export.graph.per_layer import PerLayerInputs
 from edge.export.graph.rope import RotaryTable
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
@@ -169,7 +170,8 @@ class Decoder(nn.Module):
     """A start, layers, a final norm where there is one, and the output head: logits [1, R, V] of `logit_rows` alone.
 
     head: the name of the head's matrix. scale multiplies what it reads; head_bias is added to the logits, and softcap
-    bounds them: c * tanh(logit / c). rope: the rotary tables by the names that the layers know them by.
+    bounds them: c * tanh(logit / c). rope: the rotary tables by the names that the layers know them by. per_layer: what
+    makes each layer's input besides the stream.
     """
 
     def __init__(
@@ -184,9 +186,11 @@ class Decoder(nn.Module):
         head_bias: nn.Parameter | None = None,
         softcap: float | None = None,
         rope: Mapping[str, RotaryTable] | None = None,
+        per_layer: PerLayerInputs | None = None,
     ):
         super().__init__()
         self.start = start
+        self.per_layer = per_layer
         self.rope = rope or {}
         for name, table in self.rope.items():
             setattr(self, f"{name}_rope", table)
@@ -199,6 +203,8 @@ class Decoder(nn.Module):
     def forward(self, op: Lowering, input_ids: Value, logit_rows: Value, step: Step) -> Value:
         step.rope = {name: table(op) for name, table in self.rope.items()}
         stream = Stream(self.start(op, input_ids, step.position_ids))
+        if self.per_layer is not None:
+            step.per_layer = self.per_layer(op, input_ids, stream.x)
         *layers, last = self.layers
         for layer in layers:
             stream = layer(op, stream, step)

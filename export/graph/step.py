@@ -148,13 +148,16 @@ def step_graph(
         position_ids=builder.input("position_ids", INT64, [count, "S"]),
         seqlens_k=builder.input("seqlens_k", INT32, [count]),
         total_sequence_length=builder.input("total_sequence_length", INT32, []),
-        past=[],
+        past={},
     )
     logit_rows = builder.input("logit_rows", INT64, ["R"])
-    shapes: list[Shape] = [[count, layer.heads, "C", layer.head_dim] for layer in kv.layers]
-    for i, shape in enumerate(shapes):
+    # Layers without heads read the keys and values of others.
+    shapes: dict[int, Shape] = {
+        i: [count, layer.heads, "C", layer.head_dim] for i, layer in enumerate(kv.layers) if layer.heads
+    }
+    for i, shape in shapes.items():
         key, value = (builder.input(f"past.{i}.{part}", op.dtype, shape) for part in ("key", "value"))
-        step.past.append((key, value))
+        step.past[i] = (key, value)
     if cross is not None:
         for i, layer in enumerate(cross.layers):
             parts = zip(("key", "value"), cross_shapes(layer, turned), strict=True)
@@ -162,11 +165,12 @@ def step_graph(
             step.cross.append((key, value))
         step.attention_bias = _scores_bias(builder, op, step, bias)
     logits = decoder(op, input_ids, logit_rows, step)
-    _name_cuts(step, op.dtype)
+    if len(step.cuts) == 2 * len(kv.layers) - 1:  # else layers have no halves between which there is one stream
+        _name_cuts(step, op.dtype)
     add_output(builder, logits, "logits", [count, "R", vocab_size])
     if chooses:
         add_output(builder, op.likeliest(logits, vocab_size), "tokens", [count, "R"], INT64)
-    for i, shape in enumerate(shapes):
+    for i, shape in shapes.items():
         for value, part in zip(step.present[i], ("key", "value"), strict=True):
             add_output(builder, value, f"present.{i}.{part}", shape, op.dtype)
     return builder

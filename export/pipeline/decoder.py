@@ -15,6 +15,7 @@ from edge.errors import EdgeError, ExportError
 from edge.export import quantize as methods
 from edge.export.check import of_decoder as check
 from edge.export.facts.checkpoint import Checkpoint
+from edge.export.graph.families import is_like_llama
 from edge.export.manifest.chat_format import chat_format, special_tokens
 from edge.export.manifest.chat_settings import chat_settings
 from edge.export.manifest.chat_settings import described as described_settings
@@ -126,10 +127,10 @@ def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Man
 
 def _survey(plan: Plan, options: Options, windows: NDArray[np.int64], writer: BundleWriter) -> Survey | None:
     """Measure the model for a quick export, in one run of the reference; None for other efforts, and for weights that
-    are a file's own: those are not compared."""
-    if not plan.request.quick or plan.keeps_blocks:
-        return None
+    are a file's own: those are not compared; and for decoders that are not like Llama, which Torch alone computes."""
     checkpoint, context = plan.checkpoint, plan.chosen.context
+    if not plan.request.quick or plan.keeps_blocks or not is_like_llama(str(checkpoint.config.get("model_type"))):
+        return None
     (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)
     method = methods.observer(checkpoint, plan.chosen.weights, options, windows)
     compared = text if plan.request.check else None

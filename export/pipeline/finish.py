@@ -135,7 +135,7 @@ def finish_decoder(
 
         write_successors(writer, Bundle(writer.staging, manifest), engine, draft_text, options.report)
     kv8 = staged.kv8
-    if kv8 is None:
+    if kv8 is None and all(layer.heads for layer in manifest.kv.layers):  # onnxruntime reads no other layer's bytes
         from edge.export.targets.cpu.kv8 import largest_of, write_kv8
 
         options.report(0, 0, "measuring keys and values")
@@ -143,7 +143,8 @@ def finish_decoder(
         kv8 = write_kv8(writer, largest_of(engine, windows), sum(map(len, windows)))
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
-    manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
+    if kv8 is not None:
+        manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
     if target is not None:
         from edge.export.targets.kind import check_target
 

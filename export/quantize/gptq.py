@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.tensors import Weight
-from edge.export.quantize.gptq_efforts import EFFORTS, format_of, in_one_run
+from edge.errors import ExportError
+from edge.export.facts.tensors import EMBEDDING, HEAD, Format, LazyWeights, Weight, matrices
+from edge.export.graph.families import is_like_llama
+from edge.export.quantize.gptq_efforts import BITS, EFFORTS, format_of, in_one_run
 from edge.export.quantize.method import Options
+from edge.export.quantize.rtn import round_rows
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -22,10 +25,23 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
+ROUNDED_BLOCK = 32  # of matrices that are not calibrated
 TRAITS = {
     "bits": 4, "blocks": True, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True, "decoder": True,
     "embedder": True,
 }  # fmt: skip
+
+
+def _rounded(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+    if (options.bits, options.perplexity) != (None, None):
+        raise ExportError(
+            f"The layers of {checkpoint.name} cannot be calibrated, for they are not like Llama's; leave out --bits, "
+            "--size and --perplexity."
+        )
+    few = Format(BITS, options.block_size or ROUNDED_BLOCK, options.symmetric)
+    eight = Format(8, few.block_size, symmetric=True)
+    names = matrices(checkpoint)
+    return LazyWeights(names, lambda n: round_rows(checkpoint, n, eight if n in (EMBEDDING, HEAD) else few))
 
 
 def observer(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64]) -> Observer | None:
@@ -40,7 +56,10 @@ def observer(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """4-bit blocks for every matrix, embedding and head included: GPTQ, and as the effort says text of the model's own,
-    refined integers, a format for each matrix in 4 or 8 bits, and scales tuned end to end."""
+    refined integers, a format for each matrix in 4 or 8 bits, and scales tuned end to end. Of a decoder that is not
+    like Llama they are rounded as they are, and embedding and head have 8 bits."""
+    if not is_like_llama(str(checkpoint.config.get("model_type"))):
+        return _rounded(checkpoint, options)
     if in_one_run(options):
         from edge.export.quantize.gptq_quick import calibrate
 

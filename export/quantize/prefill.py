@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.facts.tensors import FloatTensor, LazyWeights, RowsTensor, Weight, matrices
+from edge.export.graph.families import is_like_llama
 from edge.export.quantize.method import Options
 from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.smooth import Smoothing, find_sites, layer_norms
@@ -50,12 +51,15 @@ def prefill_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, We
     Raises:
         ExportError: the decoder's layers are not pre-norm ones, as Llama's are.
     """
+    normed = ExportError(
+        f"--prefill-weights int8 is for layers whose output goes into the residual stream as it is, and "
+        f"{checkpoint.name} norms it; choose --prefill-weights none."
+    )
+    if not is_like_llama(str(checkpoint.config.get("model_type"))):
+        raise normed
     sites, layer = find_sites(checkpoint), layer_norms(checkpoint)
     if layer.attention is None or layer.gates is None or any(layer.outputs):
-        raise ExportError(
-            f"--prefill-weights int8 is for layers whose output goes into the residual stream as it is, and "
-            f"{checkpoint.name} norms it; choose --prefill-weights none."
-        )
+        raise normed
     body = [n for n in matrices(checkpoint) if ".layers." in n]
     smoothing = Smoothing(checkpoint, (n for n in body if _SMOOTHED.search(n)), options)
     norm_of = {reader: site.norm for site in sites if site.norm for reader in site.readers}

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.tensors import FloatTensor, LazyWeights, QTensor, Weight, matrices, packed_with
+from edge.export.facts.tensors import (
+    FloatTensor,
+    Format,
+    LazyWeights,
+    QTensor,
+    Weight,
+    matrices,
+    packed_with,
+    stack_rows,
+)
 from edge.export.quantize.method import Options
 from edge.export.quantize.smooth import Smoothing
 
@@ -19,6 +28,7 @@ NAME = "int8"
 HELP = "8 bits, smoothed on text"
 TRAITS = {"bits": 8, "blocks": True, "max_kl": 0.1, "encoder": True, "decoder": True, "embedder": True}
 
+READ = 2**26  # weights of a matrix that are read at a time
 CACHED = 2**16  # weights that are rounded at a time
 INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md
 
@@ -99,9 +109,26 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             return blocks
         if name in smoothing.vectors:
             return FloatTensor(smoothing.read(name))
-        return round_to_nearest(smoothing.read(name), 8, options.block_size or INT8_BLOCK)
+        form = Format(8, options.block_size or INT8_BLOCK, symmetric=True)
+        if smoothing.changes(name):
+            return round_to_nearest(smoothing.read(name), form.bits, form.block_size)
+        return round_rows(checkpoint, name, form)
 
     return LazyWeights([*names, *smoothing.vectors], make)
+
+
+def round_rows(checkpoint: Checkpoint, name: str, form: Format) -> QTensor:
+    """Quantize a matrix of the checkpoint as `round_to_nearest` does, some of its rows at a time: a table of embeddings
+    may be larger than the memory."""
+    rows, columns = checkpoint.shape(name)
+    size = max(1, READ // columns)
+    parts = [
+        round_to_nearest(values, form.bits, form.block_size, symmetric=form.symmetric)
+        for values in (checkpoint.read(name, slice(i, min(i + size, rows))) for i in range(0, rows, size))
+    ]
+    whole = stack_rows(parts)
+    assert isinstance(whole, QTensor)
+    return whole
 
 
 def _stored_in_8_bits(checkpoint: Checkpoint, name: str, names: list[str]) -> bool:

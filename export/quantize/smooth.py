@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.facts.family import Norms
-from edge.export.graph.families import norms_of
+from edge.export.graph.families import is_like_llama, norms_of
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.method import Options
 from edge.export.reference.in_numpy import Observer, Reference
@@ -66,9 +66,10 @@ class Smoothing:
         self._checkpoint = checkpoint
         self._options = options
         names = set(rounded)
+        like_llama = is_like_llama(str(checkpoint.config.get("model_type")))  # else no site is known
         sites = [
             site
-            for site in (find_sites(checkpoint) if any(map(_READER.search, names)) else [])
+            for site in (find_sites(checkpoint) if like_llama and any(map(_READER.search, names)) else [])
             if names.issuperset([*site.readers, *(n for n in site.rows if n.endswith(".weight"))])
         ]
         self._columns = {name: site for site in sites for name in site.readers}
@@ -79,6 +80,10 @@ class Smoothing:
     def vectors(self) -> list[str]:
         """The norms and biases whose values change."""
         return [*self._norms, *(name for name in self._rows if name.endswith(".bias"))]
+
+    def changes(self, name: str) -> bool:
+        """True if a tensor is not read as the checkpoint has it."""
+        return name in self._norms or name in self._columns or name in self._rows
 
     def read(self, name: str) -> NDArray[np.float32]:
         values = self._checkpoint.read(name)

@@ -40,9 +40,17 @@ def load_torch(checkpoint: Checkpoint, threads: int | None = None, progress: Pro
             if progress is not None:
                 progress(done, len(parameters), "loading the Torch model")
             parameter.copy_(read_torch(checkpoint, name, tuple(parameter.shape)))
-        for name in model.state_dict().keys() & dict(model.named_buffers()).keys():  # what is added to the logits
-            model.get_buffer(name).copy_(torch.from_numpy(checkpoint.read(name)))
+        load_buffers(model, checkpoint)
     return model
+
+
+def load_buffers(model: Any, checkpoint: Checkpoint) -> None:
+    """Read the tensors of a checkpoint that are no parameters: what is added to the logits, or a scalar of each
+    layer."""
+    import torch
+
+    for name in model.state_dict().keys() & dict(model.named_buffers()).keys():
+        model.get_buffer(name).copy_(torch.from_numpy(checkpoint.read(name)))
 
 
 def build_torch(checkpoint: Checkpoint) -> Any:
@@ -67,7 +75,7 @@ def build_torch(checkpoint: Checkpoint) -> Any:
         head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
         model.config.tie_word_embeddings = False
     parameters = dict(model.named_parameters())  # tied ones once
-    have = set(checkpoint.names())
+    have = set(checkpoint.names()) - dict(model.named_buffers()).keys()
     for name in sorted(have ^ parameters.keys()):
         if name in have:
             raise CheckpointError(

@@ -7,6 +7,7 @@ from a run of the model whose layers hand on what they read.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge.export.reference.in_torch import build_torch, read_torch
+from edge.export.reference.in_torch import build_torch, load_buffers, read_torch
 from edge.runtime.check.perplexity import pieces
 from edge.runtime.memory.process import release_freed
 
@@ -43,6 +44,7 @@ class StreamedModel:
         missing = {id(p) for layer in self.layers for p in layer.parameters() if p.ndim > 1}
         for name, parameter in parameters.items():
             parameter.data = torch.empty(0) if id(parameter) in missing else self._read(name)
+        load_buffers(self.model, checkpoint)
 
     def fetch(self, layer: int) -> None:
         """Read the matrices of a layer, as far as they are missing."""
@@ -67,7 +69,12 @@ def replaced(layers: Sequence[nn.Module], run: Callable[..., torch.Tensor]) -> I
     """Call `run` with a layer's number and what it is called with, instead of each layer."""
 
     def stand_in(number: int) -> Callable[..., torch.Tensor]:
-        return lambda hidden_states, **arguments: run(number, hidden_states, **arguments)
+        names = list(inspect.signature(type(layers[number]).forward).parameters)[2:]  # after the hidden states
+
+        def called(hidden_states: torch.Tensor, *others: Any, **arguments: Any) -> torch.Tensor:
+            return run(number, hidden_states, **dict(zip(names, others, strict=False)), **arguments)
+
+        return called
 
     for number, layer in enumerate(layers):
         layer.forward = stand_in(number)
@@ -123,13 +130,16 @@ class StreamedLogits:
     def _begun(self, tokens: torch.Tensor, cache: Any) -> _Piece:
         """A piece as the first layer reads it. cache: has as many rows of nothing as there were tokens before."""
         piece = _Piece(tokens, torch.empty(0), [])
+        config = self._model.config  # the last layers may read the keys and values of others
+        own = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
 
         def record(number: int, hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
             if number == 0:
                 piece.hidden = hidden
             piece.arguments.append(arguments)
-            nothing = torch.zeros(1, 1, tokens.shape[1], 1)
-            cache.update(nothing, nothing, number)
+            if number < own:
+                nothing = torch.zeros(1, 1, tokens.shape[1], 1)
+                cache.update(nothing, nothing, number)
             return hidden
 
         with replaced(self._streamed.layers, record):

@@ -138,7 +138,7 @@ class _Decoder:
     """Counts of a decoder's weights and of the values that a step computes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        from edge.export.facts.family import heads_of
+        from edge.export.facts.family import heads_of, widest_of
 
         self.shapes = {name: checkpoint.shape(name) for name in matrices(checkpoint)}
         counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
@@ -160,7 +160,7 @@ class _Decoder:
         heads = heads_of(config)
         self.hidden, self.vocab, self.heads = int(config.hidden_size), int(config.vocab_size), heads.query
         self.kv_row = 2 * heads.key_value * heads.dim  # of one layer
-        self.row = (heads.query + 2 * heads.key_value) * heads.dim + 2 * int(config.intermediate_size) + 2 * self.hidden
+        self.row = (heads.query + 2 * heads.key_value) * heads.dim + 2 * widest_of(config) + 2 * self.hidden
 
     def activations(self, tokens: int) -> int:
         """Bytes of all intermediate values of a layer."""

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from edge.errors import InputError
+from edge.errors import ExportError, InputError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.progress import Progress
-from edge.export.graph.families import find_family
+from edge.export.graph.families import find_family, is_like_llama
 from edge.export.quantize.bfloat16 import fast_dtype
 from edge.export.reference.in_torch import load_torch
 from edge.export.tune.data import Batch
@@ -35,6 +35,11 @@ class Network:
     ) -> None:
         from peft import LoraConfig, get_peft_model
 
+        if not is_like_llama(str(checkpoint.config.get("model_type"))):
+            raise ExportError(
+                f"Layers of {checkpoint.name} depend on each other by more than what they hand on, so that none can be "
+                "left out, and nothing is trained for it."
+            )
         model = load_torch(checkpoint, progress=progress)
         model.requires_grad_(False)
         if bf16:

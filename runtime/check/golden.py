@@ -239,6 +239,6 @@ def _deviation(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) ->
 
 def _round(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], random: np.random.Generator) -> None:
     """Change keys and values, in place, by as much as rounding activations to 8 bits does."""
-    for part in (part for pair in pairs for part in pair):
+    for part in (part for pair in pairs for part in pair if part.size):  # a layer may keep nothing
         size = ROUNDING * float(np.sqrt(np.square(part).mean()))
         part += size * random.standard_normal(part.shape, np.float32)

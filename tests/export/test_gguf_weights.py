@@ -21,7 +21,7 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.gguf_parts import GGUF
 from edge.golden import read_golden
-from edge.manifest import INT8
+from edge.manifest import INT8, KV8
 from edge.runtime.check.golden import replay_golden
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.kernels.library import find_kernels
@@ -31,6 +31,16 @@ if find_kernels() is None:
     pytest.skip("edge-lm-kernels do not run here", allow_module_level=True)
 
 SLIDING = {"sliding_window": 16, "query_pre_attn_scalar": 32, "head_dim": 32, "tie_word_embeddings": True}
+SHARING = {
+    "head_dim": 32,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 272,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
 OF_32 = {"ffn_down.w": Type.Q4_1, "ffn_gate.w": Type.Q8_0, "ffn_up.w": Type.Q8_0, "attn_q.w": Type.Q4_0,
          "attn_k.w": Type.Q5_0, "attn_v.w": Type.Q5_1, "attn_qkv.w": Type.Q4_0, "attn_output.w": Type.Q4_0,
          "token_embd.w": Type.Q8_0, "output.w": Type.Q4_0}  # fmt: skip
@@ -50,6 +60,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "phi3": ("phi3", {}, OF_32 | {"ffn_down.w": Type.Q8_0}),
     "gemma2": ("gemma2", SLIDING, OF_32),
     "gemma3": ("gemma3_text", SLIDING, OF_32),
+    "gemma3n": ("gemma3n_text", SHARING | {"laurel_rank": 32}, OF_32 | {"altup_proj.w": Type.Q8_0}),
+    "gemma4": ("gemma4_text", SHARING | {"global_head_dim": 64}, OF_32 | {"inp_gate.w": Type.Q8_0}),
     "wide llama": ("llama", WIDE, OF_256),
     "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),
     "ternary and by tables": ("llama", WIDE, OF_256 | BY_TABLES),
@@ -108,7 +120,9 @@ def test_where_the_weights_lie_makes_no_difference(made: Path, name: str) -> Non
     assert [each.path for each in outside.manifest.external] == [str(file)]
     assert outside.size("weights.bin") < inside.size("weights.bin")
     text = np.random.default_rng(1).integers(0, 250, 40)
-    for kv in ("float32", INT8):
+    in_bytes = any(graph.role == KV8 for graph in inside.manifest.graphs)  # else layers share keys and values
+    assert in_bytes == (name not in ("gemma3n", "gemma4"))
+    for kv in ("float32", INT8) if in_bytes else ("float32",):
         rows = []
         for bundle in (inside, outside):
             engine = open_engine(bundle, kv=kv)

@@ -17,6 +17,14 @@ from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.reference.streamed import StreamedLogits, StreamedModel
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+SHARING = {  # whose last layers read others' keys and values, and all layers a table of tokens
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 40,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 97,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama, untied, biases": {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True},
@@ -24,6 +32,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral, window": {"model_type": "mistral", "sliding_window": 20},
     "qwen3, windows": {"model_type": "qwen3", **MIXED, "use_sliding_window": True, "sliding_window": 30},
     "gemma2": {"model_type": "gemma2", "sliding_window": 70, "attn_logit_softcapping": 2.0},
+    "gemma3n": {"model_type": "gemma3n_text", **SHARING, "laurel_rank": 16},
+    "gemma4": {"model_type": "gemma4_text", **SHARING, "global_head_dim": 32},
     "gemma3, windows": {"model_type": "gemma3_text", **MIXED, "sliding_window": 70, "final_logit_softcapping": 2.0},
     "phi3": {"model_type": "phi3"},
     "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.4},

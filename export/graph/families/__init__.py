@@ -34,6 +34,16 @@ def find_family(model_type: str) -> tuple[str, Family]:
     return entry.module.rpartition(".")[2], family
 
 
+def is_like_llama(model_type: str) -> bool:
+    """False for the models of a family that says no more of a decoder's layers than their tensors: what their matrices
+    read is not known outside of the graph.
+
+    Raises:
+        ExportError: there is no such family.
+    """
+    return find_family(model_type)[1].shapes is None
+
+
 def norms_of(model_type: str, reader: str) -> Norms:
     """The norms of a decoder's layers. reader: what needs to know them, for the error's sentence.
 

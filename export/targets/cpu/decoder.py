@@ -9,7 +9,7 @@ from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import heads_of
 from edge.export.facts.tensors import Weight
-from edge.export.graph.caches import decoder_kv
+from edge.export.graph.caches import decoder_kv, largest_dims
 from edge.export.graph.families import find_family
 from edge.export.graph.rope import short_rope
 from edge.export.graph.stacks import Decoder
@@ -65,4 +65,4 @@ def build_decoder(
     if prefill is not None:
         graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
-    return Built(name, decoder_dims(config), kv, store.groups(), graphs, form, short_rope(config, max_context))
+    return Built(name, largest_dims(decoder, config), kv, store.groups(), graphs, form, short_rope(config, max_context))

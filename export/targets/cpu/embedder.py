@@ -10,7 +10,7 @@ from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.tensors import Weight
 from edge.export.graph.both_ways import OfDecoder
-from edge.export.graph.families import find_family
+from edge.export.graph.families import find_family, is_like_llama
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import Built, configuration, remove_unused
 from edge.export.graph.vectors import EmbeddingModel, Head, embedder_graph
@@ -50,6 +50,8 @@ def build_embedder(
     """
     assert checkpoint.pooling is not None
     name, family = find_family(str(checkpoint.config.get("model_type")))
+    if not is_like_llama(str(checkpoint.config.get("model_type"))):
+        raise ExportError(f"Models of the family {name} make no vectors here; only decoders like Llama do.")
     store = Weights(checkpoint, weights, writer)
     config = configuration(checkpoint.config)
     built = family.build(config, store, max_context)

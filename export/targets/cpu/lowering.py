@@ -118,6 +118,48 @@ class CPU(Lowering):
             **attributes,
         )
 
+    def shared_attention(
+        self,
+        query: Value,
+        there: tuple[Value, Value],
+        step: Step,
+        *,
+        heads: Heads,
+        scale: float,
+        rope: tuple[Value, Value] | None,
+        window: int | None,
+    ) -> Value:
+        """The operator that appends keys and values, given none: it then attends to those that are there, and copies
+        nothing where nobody asks for the cache after it."""
+        nothing = self._no_keys(step, heads.key_value * heads.dim)
+        attributes: dict[str, Any] = {} if window is None else {"local_window_size": window}
+        cos, sin = (None, None) if rope is None else rotatable(rope)
+        return self.fused.GroupQueryAttention(
+            query,
+            nothing,
+            nothing,
+            *there,
+            step.seqlens_k,
+            step.total_sequence_length,
+            cos,
+            sin,
+            None if rope is None else step.position_ids,
+            num_heads=heads.query,
+            kv_num_heads=heads.key_value,
+            do_rotary=int(rope is not None),
+            scale=scale,
+            **attributes,
+        )
+
+    def _no_keys(self, step: Step, width: int) -> Value:
+        """Keys, or values, of no tokens, for as many sequences as the step has."""
+        if width not in step.no_keys:
+            one = self.initializer(ir.tensor(np.zeros((1, 0, width), np.float32), name=f"no_keys.{width}"))
+            sizes = self.initializer(ir.tensor(np.array([0, width]), name=f"no_keys.{width}.sizes"))
+            sequences = self.Shape(step.position_ids, start=0, end=1)
+            step.no_keys[width] = self.Expand(one, self.Concat(sequences, sizes, axis=0))
+        return step.no_keys[width]
+
     def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
         """A product with the three frames next to each other."""
         padded = self.Pad(x, self.Constant(value_ints=[0, 1, 0, 0, 1, 0]))

@@ -45,6 +45,11 @@ def write_skip(writer: BundleWriter, manifest: Manifest, unit: int | str) -> Man
             f"{manifest.name} has {layers} decoder layers, of which the first and the last always run, so there is "
             "nothing to skip; leave out --segments."
         )
+    if not all(layer.heads for layer in manifest.kv.layers):
+        raise ExportError(
+            f"Layers of {manifest.name} read the keys and values of others, so that none can be left out; leave out "
+            "--segments."
+        )
     segments = spans(layers, unit)
     # Policies that choose by the prompt read the stream. As an output it stays in memory until the step is done.
     watched = unit == "ffn" or manifest.routers is not None

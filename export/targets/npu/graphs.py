@@ -107,8 +107,8 @@ class StaticModel:
         logit_rows = builder.input("logit_rows", INT32, [shape.rows])
         source_mask = builder.input("cross_mask", FLOAT, [1, 1, 1, self.source]) if self.cross else None
         op = NPU(builder, size, source_mask, bias_apart=self._bias_apart)
-        step = Step(rows, rows, rows, [], attention_bias=mask)  # positions are the host's, and lengths the mask's
-        step.past = self._cache_inputs(builder, "past", self.heads, capacity)
+        step = Step(rows, rows, rows, {}, attention_bias=mask)  # positions are the host's, and lengths the mask's
+        step.past = dict(enumerate(self._cache_inputs(builder, "past", self.heads, capacity)))
         step.cross = self._cache_inputs(builder, "cross", self.cross, self.source)
         add_output(builder, self._modules()[0](op, rows, logit_rows, step), "logits", [1, shape.rows, self.vocab])
         for i, heads in enumerate(self.heads):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf_files import LESS_ONE, byte_vocabulary, interleave, tiny_model, write_gguf
+from gguf_files import LESS_ONE, VOCABULARY, byte_vocabulary, interleave, tiny_model, write_gguf
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -76,6 +76,16 @@ def llama3_factors(dim: int) -> np.ndarray:
     return np.array(factors, np.float32)
 
 
+LAYERS = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "tie_word_embeddings": True,
+}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: model type, its configuration, what else the file says
     "llama": ("llama", {}, {}),
@@ -111,6 +121,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma2": ("gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
                           "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
                           "tie_word_embeddings": True}, {}),
+    "gemma3n": ("gemma3n_text", {**LAYERS, "num_key_value_heads": 1, "laurel_rank": 16, "altup_active_idx": 1,
+                                 "intermediate_size": [160, 160, 160, 192, 192], "final_logit_softcapping": 3.0,
+                                 "activation_sparsity_pattern": [0.95, 0.9, 0.0, 0.0, 0.0]}, {}),
+    "gemma4": ("gemma4_text", {**LAYERS, "global_head_dim": 64, "use_double_wide_mlp": True,
+                               "final_logit_softcapping": 3.0}, {}),
+    "gemma4 whose keys are values": (
+        "gemma4_text", {**LAYERS, "num_key_value_heads": 3, "global_head_dim": 64, "num_global_key_value_heads": 1,
+                        "attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+                        "final_logit_softcapping": 3.0}, {}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
                                "num_hidden_layers": 7, "rope_parameters": SLIDING, "tie_word_embeddings": True}, {}),
 }  # fmt: skip
@@ -122,6 +141,7 @@ def test_a_float_file_gives_back_every_tensor_and_the_same_logits(tmp_path: Path
     model = tiny_model(model_type, **settings)
     checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, metadata=metadata)))
     parameters = dict(model.named_parameters())
+    parameters |= {n: b for n, b in model.named_buffers() if n in model.state_dict()}
     assert set(checkpoint.names()) == set(parameters)
     for tensor, expected in parameters.items():
         found = checkpoint.read(tensor)
@@ -360,7 +380,9 @@ class TestRefusals:
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
         whole = write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes()
         (tmp_path / "m.gguf").write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
-        with pytest.raises(CheckpointError, match="architecture 'mamba'; known in GGUF files are: gemma2, gemma3, "):
+        with pytest.raises(
+            CheckpointError, match="architecture 'mamba'; known in GGUF files are: gemma2, gemma3, gemma3n"
+        ):
             open_checkpoint(str(tmp_path / "m.gguf"))
 
     def test_a_type_that_is_not_read(self, tmp_path: Path) -> None:

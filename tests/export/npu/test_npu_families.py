@@ -142,7 +142,7 @@ def test_several_contexts_are_for_decoders() -> None:
         check_wanted(Wanted(NAME, [CONTEXT, 2 * CONTEXT]), asked, 512)
 
 
-@pytest.mark.parametrize("kind", ["umt5", "t5gemma"])
+@pytest.mark.parametrize("kind", ["umt5", "t5gemma", "gemma3n_text", "gemma4_text"])
 def test_what_no_graph_does_yet_is_refused_at_once(kind: str) -> None:
     asked = SimpleNamespace(config={"model_type": kind}, name=kind)
     with pytest.raises(ExportError, match=f"{kind} .*, which no graph for NPUs does yet; leave out --target"):
@@ -165,6 +165,7 @@ def test_a_mask_is_deeper_than_scores_are_wide(tmp_path: Path) -> None:
     ("family", "config", "expected"),
     [
         ("mistral", {"sliding_window": 7}, "attends to the last 7 tokens alone, .*; choose a --target-context of 7 or"),
+        ("gemma2", {"sliding_window": CONTEXT}, "bounds its attention scores"),
         ("gemma3_text", {"sliding_window": CONTEXT - 1}, f"attends to the last {CONTEXT - 1} tokens alone"),
     ],
 )
