@@ -38,6 +38,7 @@ class Shapes:
     """A checkpoint of which there are only the shapes: whoever reads it fails."""
 
     name, kind, licence = "shapes", "directory", None
+    pooling, embeds = None, False
 
     def __init__(self, **sizes: Any) -> None:
         config = AutoConfig.for_model("llama", **sizes, tie_word_embeddings=True)
