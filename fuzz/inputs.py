@@ -16,7 +16,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "tests" / "fixtures"
 
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3", "olmo2", "granite")
+DECODERS = (
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma3_text",
+        "phi3",
+        "smollm3",
+        "olmo2",
+        "granite",
+        "ministral3",
+        "olmo3",
+    ),
+    *("exaone4", "ernie4_5", "hunyuan_v1_dense", "cohere2", "starcoder2", "bitnet"),
+)
 SENTENCEPIECE = {"t5": "spiece.model", "marian": "source.spm"} | dict.fromkeys(
     ("m2m100", "nllb"), "sentencepiece.bpe.model"
 )

@@ -64,6 +64,7 @@ class GGUFCheckpoint:
         self.licence = licence or self.header.value("general.license", str)
         self.config: dict[str, Any] = gguf_config.config_of(self.header, self._vector)
         self.generation: dict[str, Any] = gguf_settings(self.header)
+        self._paired = False  # graphs put the rows of queries and keys into another order
         config = SimpleNamespace(**self.config)
         self._parts: dict[str, int] = {}  # of tensors that are several matrices, which of them each is
         if family.layers is None and family.shapes is None:
@@ -76,6 +77,9 @@ class GGUFCheckpoint:
             for name in self._gguf.unread(config):
                 self._sources.pop(name, None)
             expected = family.tensors(config)
+            if family.layers is not None:
+                self._paired = family.layers(config).interleaved
+                gguf_config.refuse_unknown(self.header, self._gguf)
         model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
         model_config.refuse_leftovers([name for name in self._sources if name not in expected], str(path))
 
@@ -128,7 +132,8 @@ class GGUFCheckpoint:
         if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2:
             return None
         heads = self._heads(name)
-        if heads and info.shape[0] // heads % PANEL:
+        turned = heads or self._heads_of(name) * self._paired
+        if turned and info.shape[0] // turned % PANEL:
             return None
         kind, raw = info.type, self._raw(name)
         offset = info.offset + self._parts.get(name, 0) * raw.nbytes
@@ -205,8 +210,10 @@ class GGUFCheckpoint:
 
     def _heads(self, name: str) -> int:
         """Number of heads whose rows the converter has interleaved; 0 where it has not."""
-        if not self._gguf.permuted:
-            return 0
+        return self._heads_of(name) * self._gguf.permuted
+
+    def _heads_of(self, name: str) -> int:
+        """Number of heads whose rows queries or keys are; 0 of other tensors."""
         if ".q_proj." in name:
             return int(self.config["num_attention_heads"])
         return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0

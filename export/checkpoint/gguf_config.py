@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint.model_config import MAX_POSITIONS
-from edge.export.facts.family import GGUF, Family
+from edge.export.facts.family import GGUF, PRE_NORM, Family
 from edge.export.facts.gguf_header import GGUFHeader
 from edge.export.facts.gguf_metadata import Metadata, ReadVector
 from edge.export.graph.families import FAMILIES
@@ -41,6 +41,7 @@ MODEL_NAMES = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+_OF_ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight$|\.attn_rot_embd\.weight$")
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -103,12 +104,13 @@ def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF, family: Family)
     heads, positions = m.size("attention.head_count"), m.size("context_length")
     if positions > MAX_POSITIONS:
         raise m.wrong("context_length", positions, f"no model has more than {MAX_POSITIONS:,}")
+    norms = family.norms or PRE_NORM
     config: dict[str, Any] = {
         "hidden_size": m.size("embedding_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": positions,
-        "rms_norm_eps": m.epsilon("attention.layer_norm_rms_epsilon"),
+        norms.eps: m.epsilon(f"attention.layer_norm_{'' if norms.centred else 'rms_'}epsilon"),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -137,3 +139,14 @@ def transformers_name(name: str, kind: GGUF) -> str | None:
     part, _, suffix = name.rpartition(".")
     module = kind.stacked.get(part) or MODEL_NAMES.get(part)
     return f"{module}.{suffix}" if module else None
+
+
+def refuse_unknown(header: GGUFHeader, kind: GGUF) -> None:
+    """Raise CheckpointError if the file holds a tensor that the family does not know: without it the export would be
+    another model."""
+    for name in header.tensors:
+        if transformers_name(name, kind) is None and not _OF_ROPE.search(name):
+            raise CheckpointError(
+                f"{header.path} holds the tensor {name!r}, which models of the architecture "
+                f"{header.value('general.architecture', str)!r} do not have here; it is of a newer variant."
+            )

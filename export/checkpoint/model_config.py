@@ -6,11 +6,12 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import CheckpointError, ExportError, on_one_line
+from edge.export.checkpoint.config_fields import refuse_unknown_fields
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,8 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    from edge.export.graph.families import FAMILIES
+
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError(f"{where} names no model_type, so the model's family is unknown.")
@@ -54,6 +57,10 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
             complete_config: dict[str, Any] = config.to_dict()
         except Exception as e:  # validation there raises many types, all of them about these values
             raise CheckpointError(f"{where} holds values that {model_type} does not take: {on_one_line(e)}.") from None
+    text = raw.get("text_config")
+    stated = text if isinstance(text, Mapping) and config is not whole else raw
+    if config.model_type in FAMILIES:
+        refuse_unknown_fields(stated, config.model_type, {field.name for field in fields(config)}, where)
     return complete_config
 
 

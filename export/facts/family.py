@@ -6,23 +6,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from edge.errors import ExportError
+
 if TYPE_CHECKING:
     from edge.export.facts.gguf_metadata import Metadata
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The root mean square norms of a decoder's layer, by their names in the checkpoint.
+    """The norms of a decoder's layer, by their names in the checkpoint.
 
     attention: what query, key and value read; gates: what gate and up read; None where that is the residual stream as
-    it is. outputs: of what attention and the feed-forward block make, before it is added to the stream. offset: what
-    is added to the weights of all norms.
+    it is, or what attention reads (`LlamaLike.parallel`). outputs: of what attention and the feed-forward block make,
+    before it is added to the stream. offset: what is added to the weights of all norms. eps: the configuration's name
+    for what is added to the mean square. centred: layer norms, which subtract the mean, instead of root mean square
+    norms; bias: these have one.
     """
 
     attention: str | None = "input_layernorm"
     gates: str | None = "post_attention_layernorm"
     outputs: tuple[str | None, str | None] = (None, None)
     offset: float = 0.0
+    eps: str = "rms_norm_eps"
+    centred: bool = False
+    bias: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -34,6 +41,7 @@ PRE_NORM = Norms()  # Llama's
 
 Biased = bool | Sequence[str]  # whether the projections of a block have a bias, or which of them
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+BLOCKS = ("self_attn", "mlp")  # of a layer
 
 
 def has_bias(bias: Biased, member: str) -> bool:
@@ -62,9 +70,17 @@ def widest_of(config: Any) -> int:
 
 
 def window_of(config: Any, layer: int) -> int | None:
-    """Return the number of tokens that the layer attends to; None for all of them."""
+    """Return the number of tokens that the layer attends to; None for all of them.
+
+    Raises:
+        ExportError: the layer attends in another way.
+    """
     kinds: Sequence[str] | None = getattr(config, "layer_types", None)
     window: int | None = getattr(config, "sliding_window", None)
+    if kinds is not None and kinds[layer] not in ("full_attention", "sliding_attention"):
+        raise ExportError(
+            f"The model's layer {layer} is of the kind {kinds[layer]!r}, which no graph of its family has."
+        )
     return window if kinds is None or kinds[layer] == "sliding_attention" else None
 
 
@@ -74,19 +90,31 @@ class LlamaLike:
     from it.
 
     attention: the projections' names, the output's last. gates: those of the gate and of the projection that it
-    multiplies. bias, mlp_bias: True, False, or the projections that have one. qk_norm: of queries and of keys, of each
-    head by itself or of all together. scale multiplies the scores, 1 / sqrt(head dim) where it is None, and
-    attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window counts. rope: the
-    table that a layer's positions are rotated by, if any: "rope", or the layer's type where types have separate tables.
-    activation: by default the configuration's `hidden_act`. The other scales multiply embeddings, the terms that blocks
-    add to the residual stream, and the input of the head. softcap: c * tanh(logit / c).
+    multiplies, or of the projection alone where not `gated`; down: of the last one. bias, mlp_bias: True, False, or the
+    projections that have one. qk_norm: of queries and of keys, of each head by itself or of all together; qk_names:
+    what they are called; qk_rotated: they come after the rotation. interleaved: pairs of rotated channels stand side by
+    side, instead of in the two halves of a head. query_growth (b, n): queries at position p are multiplied by
+    1 + b ln(1 + floor(p / n)). output_norms: of what attention's and the feed-forward block's last projection reads.
+    parallel: both blocks read the same norm of the same stream. scale multiplies the scores, 1 / sqrt(head dim) where
+    it is None, and attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window
+    counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
+    have separate tables. activation: by default the configuration's `hidden_act`. The other scales multiply embeddings,
+    the terms that blocks add to the residual stream, and the input of the head. softcap: c * tanh(logit / c).
     """
 
     attention: Sequence[str] = QKVO
     gates: Sequence[str] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    gated: bool = True
     bias: Biased = False
-    mlp_bias: bool = False
+    mlp_bias: Biased = False
     qk_norm: Literal["head", "all"] | None = None
+    qk_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_rotated: bool = False
+    interleaved: bool = False
+    query_growth: tuple[float, int] | None = None
+    output_norms: tuple[str, str] | None = None
+    parallel: bool = False
     scale: float | None = None
     attention_softcap: float | None = None
     windowed: bool = True
@@ -98,29 +126,42 @@ class LlamaLike:
     softcap: float | None = None
     both_ways: bool = False  # tokens attend to those after them too, as far as the window goes
 
-    def shapes(self, config: Any, norms: Norms) -> dict[str, tuple[int, ...]]:
-        """The tensors of the model, by transformers' names."""
+    def layer_shapes(self, config: Any, norms: Norms) -> dict[str, tuple[int, ...]]:
+        """The tensors of a layer, by transformers' names within it."""
         hidden, wide, heads = config.hidden_size, config.intermediate_size, heads_of(config)
         query, key_value = heads.query * heads.dim, heads.key_value * heads.dim
         *inputs, output = self.attention
         projected = [query, key_value, key_value] if len(inputs) == 3 else [query + 2 * key_value]
-        gated = [wide, wide] if len(self.gates) == 2 else [2 * wide]
-        layer: dict[str, tuple[int, ...]] = {f"{norm}.weight": (hidden,) for norm in norms.names}
+        gated = [wide, wide] if len(self.gates) == 2 else [(1 + self.gated) * wide]
+        sizes = {norm: hidden for norm in norms.names if not (self.parallel and norm == norms.gates)}
+        layer: dict[str, tuple[int, ...]] = {f"{norm}.weight": (size,) for norm, size in sizes.items()}
+        if norms.bias:
+            layer |= {f"{norm}.bias": (size,) for norm, size in sizes.items()}
         if self.qk_norm is not None:
-            for name, rows in (("q_norm", query), ("k_norm", key_value)):
+            for name, rows in zip(self.qk_names, (query, key_value), strict=True):
                 layer[f"self_attn.{name}.weight"] = (rows if self.qk_norm == "all" else heads.dim,)
+        if self.output_norms is not None:
+            for block, name, size in zip(BLOCKS, self.output_norms, (query, wide), strict=True):
+                layer[f"{block}.{name}.weight"] = (size,)
         linears = [("self_attn", name, rows, hidden, self.bias) for name, rows in zip(inputs, projected, strict=True)]
         linears.append(("self_attn", output, hidden, query, self.bias))
         linears += [("mlp", name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)]
-        linears.append(("mlp", "down_proj", hidden, wide, self.mlp_bias))
+        linears.append(("mlp", self.down, hidden, wide, self.mlp_bias))
         for block, name, rows, columns, bias in linears:
             layer[f"{block}.{name}.weight"] = (rows, columns)
             if has_bias(bias, name):
                 layer[f"{block}.{name}.bias"] = (rows,)
+        return layer
+
+    def shapes(self, config: Any, norms: Norms) -> dict[str, tuple[int, ...]]:
+        """The tensors of the model, by transformers' names."""
+        layer, hidden = self.layer_shapes(config, norms), config.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
         for i in range(config.num_hidden_layers):
             shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
         shapes["model.norm.weight"] = (hidden,)
+        if norms.bias:
+            shapes["model.norm.bias"] = (hidden,)
         if not config.tie_word_embeddings:
             shapes["lm_head.weight"] = (config.vocab_size, hidden)
         return shapes

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.facts.gguf_header import GGUFHeader
 
+# What else a file may say of YaRN, and transformers' names for it.
+_YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 ReadVector = Callable[[str], NDArray[np.float32]]
 T = TypeVar("T", int, float, str)
 
@@ -111,6 +113,22 @@ class Metadata:
         tensors = self._header.tensors
         return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
+    def windows(self, period: int | None = None) -> dict[str, Any]:
+        """Return the fields of the configuration that say which layers slide, and how far they see. period: every
+        which layer does not where the file says nothing; None: a file without a window has no such layers."""
+        layers, key = self.size("block_count"), "attention.sliding_window"
+        if not self.get(key, int):
+            return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+        slides = self._header.values(f"{self._prefix}.{key}_pattern", bool)
+        if not slides and period is not None:
+            slides = [(i + 1) % period != 0 for i in range(layers)]
+        if len(slides) != layers:
+            raise self.wrong(f"{key}_pattern", len(slides), f"the model has {layers} layers")
+        return {
+            "sliding_window": self.size(key),
+            "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+        }
+
     def rope(self, default_base: float = 10_000.0) -> dict[str, Any]:
         """The rope parameters of a model whose layers share them."""
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.number("rope.freq_base", default_base)}
@@ -120,6 +138,9 @@ class Metadata:
             if kind == "yarn":
                 original = self.size("rope.scaling.original_context_length", self.size("context_length"))
                 rope["original_max_position_embeddings"] = original
+                for key, name in _YARN.items():
+                    if (value := self.get(f"rope.scaling.{key}", float)) is not None:
+                        rope[name] = float(f"{value:.6g}")
         elif kind not in ("none", "longrope"):
             raise CheckpointError(f"{self.path} scales its rope by {kind!r}; linear, yarn and llama3 are known.")
         factors = self.vector("rope_freqs.weight")

@@ -124,6 +124,28 @@ class Format(NamedTuple):
         return rows * (blocks * (self.block_size * self.bits + 32) + zero_points)
 
 
+def in_halves(weight: Weight, heads: int) -> Weight:
+    """A matrix [heads * dim, K] whose heads have the two rows of each rotated pair side by side, with all first ones of
+    a head before all second ones. 0 heads: the matrix as it is."""
+    if not heads:
+        return weight
+    if isinstance(weight, GgufTensor):
+        assert not weight.heads, "the file has transformers' order, which is that of pairs"
+        return dataclasses.replace(weight, heads=heads)
+    order = halves(shape_of(weight)[0], heads)
+    if isinstance(weight, FloatTensor):
+        return FloatTensor(weight.values[order])
+    if isinstance(weight, RowsTensor):
+        return dataclasses.replace(weight, q=weight.q[order], scales=weight.scales[order])
+    zeros = None if weight.zero_points is None else weight.zero_points[order]
+    return dataclasses.replace(weight, q=weight.q[order], scales=weight.scales[order], zero_points=zeros)
+
+
+def halves(rows: int, heads: int) -> NDArray[np.int64]:
+    """Return the places of rows in an order of pairs, in the order of halves."""
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
 def stack_rows(parts: Sequence[Weight]) -> Weight:
     """Matrices of one format, stacked by rows."""
     first = parts[0]

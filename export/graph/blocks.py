@@ -35,6 +35,7 @@ class Step:
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
     per_layer: list[Value] = field(default_factory=list)  # what each layer reads besides the stream, [B, S, width]
     no_keys: dict[int, Value] = field(default_factory=dict)  # keys [B, 0, width] of no tokens, by their width
+    query_scale: Value | None = None  # [1, S, 1], that queries are multiplied by where they grow with their positions
     cuts: list[Stream] = field(default_factory=list)  # after each layer's attention and feed-forward, in turns
 
 
@@ -94,7 +95,7 @@ class HeadNorm(RMSNorm):
 
 
 class ResidualLayerNorm(nn.Module):
-    """The layer norm of the residual stream, with weight and bias: returns it, and the stream added up.
+    """The layer norm of the residual stream: returns it, and the stream added up.
 
     many_rows: of an encoder's long input. biased: the checkpoint has a bias.
     """
@@ -119,8 +120,10 @@ class Attention(nn.Module):
 
     names: its projections in the checkpoint, the output's last. bias: whether they have one, or which of them. rope:
     the decoder's rotary table by name; None: positions are not rotated. window: how many tokens, itself included, a
-    token attends to. qk_norm: makes the norm of queries and of keys, of its name and the number of heads. scale
-    multiplies the scores, 1 / sqrt(head dim) where it is None; softcap bounds them.
+    token attends to. qk_norm: makes the norm of queries and of keys, of its name and the number of heads; qk_names:
+    their names; qk_rotated: they come after the rotation. interleaved: the checkpoint has rotated pairs side by side.
+    output_norm: of what the output's projection reads. scale multiplies the scores, 1 / sqrt(head dim) where it is
+    None; softcap bounds them.
     """
 
     def __init__(
@@ -135,6 +138,10 @@ class Attention(nn.Module):
         rope: str | None = None,
         window: int | None = None,
         qk_norm: Callable[[str, int], nn.Module] | None = None,
+        qk_names: tuple[str, str] = ("q_norm", "k_norm"),
+        qk_rotated: bool = False,
+        interleaved: bool = False,
+        output_norm: nn.Module | None = None,
         scale: float | None = None,
         softcap: float | None = None,
     ):
@@ -144,6 +151,10 @@ class Attention(nn.Module):
         self.rope = rope
         self.window = window
         *inputs, output = names
+        if interleaved:
+            for projection, count in zip(inputs, (heads.query, heads.key_value), strict=False):
+                weights.turn_into_halves(f"{name}.{projection}", count)
+        self.output_norm = output_norm
         self.qkv_proj = Projections(weights, name, inputs, "qkv_proj", "attention", bias=bias)
         self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=has_bias(bias, output))
         self.scale = heads.dim**-0.5 if scale is None else scale
@@ -151,24 +162,31 @@ class Attention(nn.Module):
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if qk_norm is not None:
-            self.q_norm = qk_norm(f"{name}.q_norm", heads.query)
-            self.k_norm = qk_norm(f"{name}.k_norm", heads.key_value)
+            self.q_norm, self.k_norm = (
+                qk_norm(f"{name}.{norm}", count)
+                for norm, count in zip(qk_names, (heads.query, heads.key_value), strict=True)
+            )
+        self.qk_rotated = qk_rotated
 
     def forward(self, op: Lowering, x: Value, step: Step, rows: Value | None = None) -> Value:
         """Compute [1, S, H] from [1, S, H]; [1, R, H] if `rows` are given."""
+        rope = None if self.rope is None else step.rope[self.rope]
+        before = rope if rope is not None and (self.qk_rotated or not op.rotates(rope)) else None
+        norms = self._norms if op.norms_heads and before is None else None
         y, key, value = op.attention(
-            self._query_key_value(op, x),
+            self._query_key_value(op, x, step, before, normed=norms is not None),
             step,
             self.layer,
             heads=self.heads,
             scale=self.scale,
-            rope=None if self.rope is None else step.rope[self.rope],
+            rope=rope if before is None else None,
             window=self.window,
             softcap=self.softcap,
-            norms=self._norms if op.norms_heads else None,
+            norms=norms,
         )
         step.present[self.layer] = (key, value)
-        return self.o_proj(op, take(op, y, rows))
+        y = take(op, y, rows)
+        return self.o_proj(op, y if self.output_norm is None else self.output_norm(op, y))
 
     @property
     def _norms(self) -> HeadNorms | None:
@@ -178,20 +196,40 @@ class Attention(nn.Module):
             return None
         return HeadNorms(query.weight, key.weight, query.eps)
 
-    def _query_key_value(self, op: Lowering, x: Value) -> list[Value]:
-        """Three values, or one packed value where nothing comes between it and attention."""
+    def _query_key_value(
+        self, op: Lowering, x: Value, step: Step, rope: tuple[Value, Value] | None, *, normed: bool
+    ) -> list[Value]:
+        """Three values, or one packed value where nothing comes between it and attention.
+
+        rope: the tables where queries and keys are rotated here. normed: attention norms them.
+        """
         parts = self.qkv_proj(op, x)
-        if self.q_norm is None or self.k_norm is None or (op.norms_heads and self._norms is not None):
+        norms = None if normed or self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        if norms is None and rope is None and step.query_scale is None:
             return parts
+        counts = self.heads.query, self.heads.key_value
         if len(parts) == 1:
-            sizes = [n * self.heads.dim for n in (self.heads.query, self.heads.key_value, self.heads.key_value)]
+            sizes = [n * self.heads.dim for n in (*counts, self.heads.key_value)]
             parts = op.Split(parts[0], sizes, axis=-1, _outputs=3)
-        query, key, value = parts
-        return [self.q_norm(op, query), self.k_norm(op, key), value]
+        *made, value = parts
+
+        def rotated() -> list[Value]:
+            if rope is None:
+                return made
+            return [op.rotate(each, step.position_ids, rope, heads=n) for each, n in zip(made, counts, strict=True)]
+
+        if self.qk_rotated:
+            made = rotated()
+        if norms is not None:
+            made = [norm(op, each) for norm, each in zip(norms, made, strict=True)]
+        if not self.qk_rotated:
+            made = rotated()
+        query, key = made
+        return [query if step.query_scale is None else op.Mul(query, step.query_scale), key, value]
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)); `activation` by transformers' name."""
+    """down(norm(activation(gate(x)) * up(x))); `activation` by transformers' name. The norm may be missing."""
 
     def __init__(
         self,
@@ -202,17 +240,20 @@ class GatedMLP(nn.Module):
         projections: Sequence[str] = ("gate_proj", "up_proj"),
         output: str = "down_proj",
         group: str = "feed_forward",
-        bias: bool = False,
+        bias: Biased = False,
+        norm: nn.Module | None = None,
     ):
         super().__init__()
         self.activation = activation_of(activation)
         self.gate_up_proj = Projections(weights, name, projections, "gate_up_proj", group, bias=bias)
-        self.down_proj = linear(weights, f"{name}.{output}", group, bias=bias)
+        self.norm = norm
+        self.down_proj = linear(weights, f"{name}.{output}", group, bias=has_bias(bias, output))
 
     def forward(self, op: Lowering, x: Value) -> Value:
         parts = self.gate_up_proj(op, x)
         gate, up = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
-        return self.down_proj(op, op.Mul(self.activation(op, gate), up))
+        y = op.Mul(self.activation(op, gate), up)
+        return self.down_proj(op, y if self.norm is None else self.norm(op, y))
 
 
 class MLP(nn.Module):
@@ -261,7 +302,12 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": lambda op, x: op.gelu_tanh(x),
     "gelu_pytorch_tanh": lambda op, x: op.gelu_tanh(x),
     "relu": lambda op, x: op.Relu(x),
+    "relu2": lambda op, x: _squared(op, op.Relu(x)),
 }
+
+
+def _squared(op: Lowering, x: Value) -> Value:
+    return op.Mul(x, x)
 
 
 def activation_of(name: str) -> Activation:

@@ -64,7 +64,11 @@ class BothWays(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(op, query), self.k_norm(op, key)
         if self.rope is not None:
-            query, key = (op.rotate(part, step.position_ids, step.rope[self.rope]) for part in (query, key))
+            table, counts = step.rope[self.rope], (self.heads.query, self.heads.key_value)
+            query, key = (
+                op.rotate(part, step.position_ids, table, heads=count)
+                for part, count in zip((query, key), counts, strict=True)
+            )
         key, value = self._for_each(op, key), self._for_each(op, value)
         bias = step.layer_biases.get(self.layer)
         return self.o_proj(op, op.full_attention(query, key, value, bias, heads=self.heads.query, scale=self.scale))

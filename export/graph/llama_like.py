@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edge.export.facts.family import GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
-from edge.export.graph.blocks import Attention, GatedMLP, HeadNorm, ResidualNorm, RMSNorm
+import numpy as np
+from numpy.typing import NDArray
+from onnxscript import nn
+
+from edge.export.facts.family import BLOCKS, GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
+from edge.export.graph.blocks import MLP, Attention, GatedMLP, HeadNorm, ResidualLayerNorm, ResidualNorm, RMSNorm
 from edge.export.graph.both_ways import BothWays
 from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_tables
-from edge.export.graph.stacks import Decoder, DecoderLayer, Residual, TextStart
+from edge.export.graph.stacks import Decoder, DecoderLayer, Positions, Residual, TextStart
 from edge.export.graph.weights import Weights
 
 
@@ -27,11 +31,19 @@ def llama_like(layers: Callable[[Any], LlamaLike], *, norms: Norms = PRE_NORM, g
 
 
 def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_context: int) -> Decoder:
-    eps, offset, heads = config.rms_norm_eps, norms.offset, heads_of(config)
+    eps, offset, heads = getattr(config, norms.eps), norms.offset, heads_of(config)
     activation = like.activation or config.hidden_act
 
-    def norm(kind: type[RMSNorm], layer: str, name: str | None) -> RMSNorm | None:
-        return None if name is None else kind(weights, f"{layer}.{name}", eps, offset=offset)
+    def stream_norm(name: str) -> nn.Module:
+        if norms.centred:
+            return ResidualLayerNorm(weights, name, eps, biased=norms.bias)
+        return ResidualNorm(weights, name, eps, offset=offset)
+
+    def before(layer: str, name: str | None) -> nn.Module | None:
+        return None if name is None else stream_norm(f"{layer}.{name}")
+
+    def after(layer: str, name: str | None) -> RMSNorm | None:
+        return None if name is None else RMSNorm(weights, f"{layer}.{name}", eps, offset=offset)
 
     def qk_norm(name: str, count: int) -> RMSNorm:
         if like.qk_norm == "head":
@@ -42,37 +54,43 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         found = window_of(config, i) if like.windowed else None
         return found // 2 + 1 if found is not None and like.both_ways else found  # half of it on each side
 
-    def attention(i: int) -> Attention | BothWays:
-        kind = BothWays if like.both_ways else Attention
-        return kind(
-            weights,
-            f"model.layers.{i}.self_attn",
-            i,
-            heads,
-            names=like.attention,
-            bias=like.bias,
-            rope=like.rope(i),
-            window=window(i),
-            qk_norm=None if like.qk_norm is None else qk_norm,
-            scale=like.scale,
-            softcap=like.attention_softcap,
-        )
+    def attention(i: int, norm: RMSNorm | None) -> Attention | BothWays:
+        common: dict[str, Any] = {
+            "names": like.attention,
+            "bias": like.bias,
+            "rope": like.rope(i),
+            "window": window(i),
+            "qk_norm": None if like.qk_norm is None else qk_norm,
+            "scale": like.scale,
+            "softcap": like.attention_softcap,
+        }
+        name = f"model.layers.{i}.self_attn"
+        if like.both_ways:
+            return BothWays(weights, name, i, heads, **common)
+        common |= {"qk_names": like.qk_names, "qk_rotated": like.qk_rotated, "interleaved": like.interleaved}
+        return Attention(weights, name, i, heads, output_norm=norm, **common)
 
     def layer(i: int) -> DecoderLayer:
         name, (after_attention, after_mlp) = f"model.layers.{i}", norms.outputs
+        within = [None, None] if like.output_norms is None else like.output_norms
+        attention_norm, mlp_norm = (after(f"{name}.{block}", norm) for block, norm in zip(BLOCKS, within, strict=True))
+        block, mlp = f"{name}.mlp", like.mlp_bias
         return DecoderLayer(
             Residual(
-                norm(ResidualNorm, name, norms.attention),
-                attention(i),
-                norm(RMSNorm, name, after_attention),
+                before(name, norms.attention),
+                attention(i, attention_norm),
+                after(name, after_attention),
                 scale=like.residual_scale,
             ),
             Residual(
-                norm(ResidualNorm, name, norms.gates),
-                GatedMLP(weights, f"{name}.mlp", activation, projections=like.gates, bias=like.mlp_bias),
-                norm(RMSNorm, name, after_mlp),
+                before(name, norms.attention if like.parallel else norms.gates),
+                GatedMLP(weights, block, activation, projections=like.gates, output=like.down, bias=mlp, norm=mlp_norm)
+                if like.gated
+                else MLP(weights, f"{block}.{like.gates[0]}", f"{block}.{like.down}", activation, bias=bool(mlp)),
+                after(name, after_mlp),
                 scale=like.residual_scale,
             ),
+            parallel=like.parallel,
         )
 
     embedding = "model.embed_tokens"
@@ -81,8 +99,21 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         TextStart(Embedding(weights, embedding, scale=like.embedding_scale)),
         [layer(i) for i in range(config.num_hidden_layers)],
         embedding if config.tie_word_embeddings else "lm_head",
-        norm=ResidualNorm(weights, "model.norm", eps, offset=offset),
+        norm=stream_norm("model.norm"),
         scale=like.head_scale,
         softcap=like.softcap,
         rope=rotary_tables(weights, config, max_context),
+        query_scales=_query_scales(weights, like, max_context),
     )
+
+
+def _query_scales(weights: Weights, like: LlamaLike, max_context: int) -> Positions | None:
+    if like.query_growth is None or max_context <= like.query_growth[1]:  # before that position queries do not grow
+        return None
+    return Positions(weights, "query.scales", query_scales(like.query_growth, max_context)[:, None])
+
+
+def query_scales(growth: tuple[float, int], positions: int) -> NDArray[np.float32]:
+    """What queries at the positions 0 to P - 1 are multiplied by, [P] float32, as Llama 4 does."""
+    rate, length = growth
+    return (1 + rate * np.log1p(np.arange(positions) // length)).astype(np.float32)

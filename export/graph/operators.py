@@ -171,8 +171,12 @@ class Lowering(OpBuilder, ABC):
         more than a few hundred tokens or frames."""
 
     @abstractmethod
-    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:
-        """The heads of x [1, T, heads * dim] rotated by their positions [1, T]."""
+    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value], *, heads: int) -> Value:
+        """The heads of x [B, T, heads * dim] rotated by their positions [B, T]."""
+
+    def rotates(self, rope: tuple[Value, Value]) -> bool:
+        """Return whether `attention` can rotate by these tables."""
+        return True
 
     # Activations
 

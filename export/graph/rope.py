@@ -87,6 +87,8 @@ def _frequencies(config: Any, parameters: Mapping[str, Any], max_context: int) -
         return _inverse(base**exponents), 1.0
     if kind == "linear":  # Chen et al. 2023, arXiv:2306.15595
         return _inverse(base**exponents) / np.float32(parameters["factor"]), 1.0
+    if kind == "dynamic" and parameters.get("alpha"):  # Hunyuan's: a larger base for all texts
+        return _inverse((base * parameters["alpha"] ** (width / (width - 2))) ** exponents), 1.0
     if kind == "dynamic":  # a larger base for texts longer than those of training
         factor, length = parameters["factor"], max(max_context, trained)
         base *= (factor * length / trained - (factor - 1)) ** (width / (width - 2))

@@ -75,25 +75,28 @@ class DecoderLayer(nn.Module):
     """Self-attention, cross-attention where there is an encoder, and feed-forward.
 
     It leaves the stream before feed-forward in `step.cuts`. `rows` keeps only those rows after attention: the last
-    layer needs no others.
+    layer needs no others. parallel: feed-forward reads the stream that attention read.
     """
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, cross: nn.Module | None = None):
+    def __init__(self, attention: nn.Module, mlp: nn.Module, cross: nn.Module | None = None, *, parallel: bool = False):
         super().__init__()
         self.attention = attention
         self.cross = cross
         self.mlp = mlp
+        self.parallel = parallel
 
     def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
         stream = self.attention(op, stream, step, rows, rows=rows)
         if self.cross is not None:
             stream = self.cross(op, stream, step)
         step.cuts.append(stream)
-        return self.mlp(op, stream)
+        if not self.parallel:
+            return self.mlp(op, stream)
+        return Stream(stream.sum(op), self.mlp(op, Stream(stream.x)).added)
 
 
 class Positions(nn.Module):
-    """Absolute position embeddings [positions, H] float32, learned or computed."""
+    """What belongs to absolute positions, [positions, H] float32: embeddings, learned or computed, or scales."""
 
     def __init__(self, weights: Weights, name: str, table: np.ndarray):
         super().__init__()
@@ -171,7 +174,7 @@ class Decoder(nn.Module):
 
     head: the name of the head's matrix. scale multiplies what it reads; head_bias is added to the logits, and softcap
     bounds them: c * tanh(logit / c). rope: the rotary tables by the names that the layers know them by. per_layer: what
-    makes each layer's input besides the stream.
+    makes each layer's input besides the stream. query_scales: what queries are multiplied by, [positions, 1].
     """
 
     def __init__(
@@ -187,10 +190,12 @@ class Decoder(nn.Module):
         softcap: float | None = None,
         rope: Mapping[str, RotaryTable] | None = None,
         per_layer: PerLayerInputs | None = None,
+        query_scales: Positions | None = None,
     ):
         super().__init__()
         self.start = start
         self.per_layer = per_layer
+        self.query_scales = query_scales
         self.rope = rope or {}
         for name, table in self.rope.items():
             setattr(self, f"{name}_rope", table)
@@ -202,6 +207,8 @@ class Decoder(nn.Module):
 
     def forward(self, op: Lowering, input_ids: Value, logit_rows: Value, step: Step) -> Value:
         step.rope = {name: table(op) for name, table in self.rope.items()}
+        if self.query_scales is not None:
+            step.query_scale = self.query_scales(op, step.position_ids)
         stream = Stream(self.start(op, input_ids, step.position_ids))
         if self.per_layer is not None:
             step.per_layer = self.per_layer(op, input_ids, stream.x)

@@ -22,6 +22,8 @@ from edge.export.facts.tensors import (
     QTensor,
     RowsTensor,
     Weight,
+    halves,
+    in_halves,
     shape_of,
     stack_rows,
 )
@@ -108,6 +110,11 @@ class Weights:
         self._stored: dict[str, Stored] = {}
         self._tallies: dict[str, _Tally] = {}
         self._counted: set[str] = set()  # the vectors among the tallies
+        self._paired: dict[str, int] = {}
+
+    def turn_into_halves(self, module: str, heads: int) -> None:
+        """Store a linear layer's rows in the order of `tensors.in_halves`."""
+        self._paired |= {f"{module}.weight": heads, f"{module}.bias": heads}
 
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         """Store the matrices `names`, stacked by rows under the one name `stored_as` where their formats allow it.
@@ -179,7 +186,7 @@ class Weights:
 
     def _matrix(self, name: str) -> Weight:
         try:
-            return self._matrices[name]
+            return in_halves(self._matrices[name], self._paired.get(name, 0))
         except KeyError:
             raise ExportError(f"The checkpoint has no weight {name!r}, which its configuration asks for.") from None
 
@@ -187,9 +194,11 @@ class Weights:
         try:
             changed = self._matrices[name]
         except KeyError:
-            return self._source.read(name)
-        assert isinstance(changed, FloatTensor)
-        return changed.values
+            values = self._source.read(name)
+        else:
+            assert isinstance(changed, FloatTensor)
+            values = changed.values
+        return values[halves(len(values), self._paired[name])] if name in self._paired else values
 
     def _tally(self, group: str) -> _Tally:
         return self._tallies.setdefault(group, _Tally())

@@ -26,7 +26,7 @@ from edge.export.facts.tensors import FloatTensor, LazyWeights, RowsTensor, Weig
 from edge.export.graph.families import is_like_llama
 from edge.export.quantize.method import Options
 from edge.export.quantize.rows import rows_to_nearest
-from edge.export.quantize.smooth import Smoothing, find_sites, layer_norms
+from edge.export.quantize.smooth import Smoothing, find_sites, layer_norms, may_rotate
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -52,13 +52,13 @@ def prefill_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, We
         ExportError: the decoder's layers are not pre-norm ones, as Llama's are.
     """
     normed = ExportError(
-        f"--prefill-weights int8 is for layers whose output goes into the residual stream as it is, and "
-        f"{checkpoint.name} norms it; choose --prefill-weights none."
+        f"--prefill-weights int8 is for layers that read root mean square norms of the residual stream and add to it "
+        f"what they make, and {checkpoint.name} norms it otherwise; choose --prefill-weights none."
     )
     if not is_like_llama(str(checkpoint.config.get("model_type"))):
         raise normed
     sites, layer = find_sites(checkpoint), layer_norms(checkpoint)
-    if layer.attention is None or layer.gates is None or any(layer.outputs):
+    if not may_rotate(checkpoint):
         raise normed
     body = [n for n in matrices(checkpoint) if ".layers." in n]
     smoothing = Smoothing(checkpoint, (n for n in body if _SMOOTHED.search(n)), options)

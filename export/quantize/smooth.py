@@ -17,14 +17,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.facts.family import Norms
-from edge.export.graph.families import is_like_llama, norms_of
+from edge.export.facts.family import BLOCKS, LlamaLike, Norms, has_bias
+from edge.export.graph.families import find_family, is_like_llama, norms_of
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.method import Options
 from edge.export.reference.in_numpy import Observer, Reference
@@ -36,11 +37,6 @@ TOKENS = 256  # of the calibration text: the largest channels are the same ones 
 MIN_SCALE = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
 
 _LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)")
-_MATRIX = re.compile(r"(?:self_attn|mlp)\.(\w+)_proj\.weight")
-_READER = re.compile(r"\.(?:q|k|v|qkv|gate|up|gate_up)_proj\.weight$")  # one of them is in every site
-_ATTENTION, _GATES = (("q", "k", "v"), ("qkv",)), (("gate", "up"), ("gate_up",))
-_COMPLETE = [{*attention, "o", *gates, "down"} for attention in _ATTENTION for gates in _GATES]
-_WITHIN = re.compile(r"(?:self_attn|mlp)\.\w+_proj\.bias|self_attn\.[qk]_norm\.weight")  # what follows a product
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,7 @@ class _Site:
 
     readers: tuple[str, ...]
     norm: str | None = None
+    norm_bias: str | None = None
     rows: tuple[str, ...] = ()  # a linear's weight and bias, or those whose last rows are that linear's
 
 
@@ -66,30 +63,34 @@ class Smoothing:
         self._checkpoint = checkpoint
         self._options = options
         names = set(rounded)
-        like_llama = is_like_llama(str(checkpoint.config.get("model_type")))  # else no site is known
+        layers = any(map(_LAYER.fullmatch, names))  # and of a decoder that is not like Llama no site is known
+        known = layers and is_like_llama(str(checkpoint.config.get("model_type")))
         sites = [
             site
-            for site in (find_sites(checkpoint) if like_llama and any(map(_READER.search, names)) else [])
+            for site in (find_sites(checkpoint) if known else [])
             if names.issuperset([*site.readers, *(n for n in site.rows if n.endswith(".weight"))])
         ]
         self._columns = {name: site for site in sites for name in site.readers}
         self._norms = {site.norm: site for site in sites if site.norm is not None}
+        self._norm_biases = {site.norm_bias: site for site in sites if site.norm_bias is not None}
         self._rows = {name: site for site in sites for name in site.rows}
 
     @property
     def vectors(self) -> list[str]:
         """The norms and biases whose values change."""
-        return [*self._norms, *(name for name in self._rows if name.endswith(".bias"))]
+        return [*self._norms, *self._norm_biases, *(name for name in self._rows if name.endswith(".bias"))]
 
     def changes(self, name: str) -> bool:
         """True if a tensor is not read as the checkpoint has it."""
-        return name in self._norms or name in self._columns or name in self._rows
+        return any(name in each for each in (self._norms, self._norm_biases, self._columns, self._rows))
 
     def read(self, name: str) -> NDArray[np.float32]:
         values = self._checkpoint.read(name)
         if name in self._norms:
             offset = np.float32(layer_norms(self._checkpoint).offset)
             return np.asarray((values + offset) / self._scales[self._norms[name]] - offset)
+        if name in self._norm_biases:
+            return values / self._scales[self._norm_biases[name]]
         if name in self._columns:
             values = values * self._scales[self._columns[name]]
         if name in self._rows:
@@ -117,31 +118,55 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
     Raises:
         ExportError: what the matrices of a layer read is unknown.
     """
-    norms = layer_norms(checkpoint)
-    have, layers = set(checkpoint.names()), defaultdict[str, list[str]](list)
+    norms, like, config = layer_norms(checkpoint), _layout(checkpoint), SimpleNamespace(**checkpoint.config)
+    layers = defaultdict[str, set[str]](set)
     for match in map(_LAYER.fullmatch, checkpoint.names()):
         if match:
-            layers[match[1]].append(match[2])
-    sites = []
+            layers[match[1]].add(match[2])
+    wanted = like.layer_shapes(config, norms).keys()
     for layer, names in layers.items():
-        matrices = {match[1]: f"{layer}.{match[0]}" for match in map(_MATRIX.fullmatch, names) if match}
-        others = {name for name in names if not _MATRIX.fullmatch(name) and not _WITHIN.fullmatch(name)}
-        if matrices.keys() not in _COMPLETE or others != {f"{norm}.weight" for norm in norms.names}:
+        if names != wanted:
             raise ExportError(
                 f"The layers of {checkpoint.name} cannot be smoothed for 8 bits, because {layer} has "
-                f"{', '.join(sorted(names))}, not a gated feed-forward block and the norms of its family; choose "
-                "--weights int4 or fp32, without --prefill-weights."
+                f"{', '.join(sorted(names))}, not the tensors of its family; choose --weights int4 or fp32, without "
+                "--prefill-weights."
             )
-        attention, gates = (
-            next(tuple(matrices[p] for p in parts) for parts in ways if parts[0] in matrices)
-            for ways in (_ATTENTION, _GATES)
-        )
+    return [site for layer in layers for site in _sites_of(layer, norms, like)]
+
+
+def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
+    *inputs, output = (f"{layer}.self_attn.{name}.weight" for name in like.attention)
+    *gates, down = (f"{layer}.mlp.{name}.weight" for name in (*like.gates, like.down))
+    read = (
+        [(norms.attention, [*inputs, *gates])] if like.parallel else [(norms.attention, inputs), (norms.gates, gates)]
+    )
+    sites = [
+        _Site(tuple(readers), f"{layer}.{norm}.weight", f"{layer}.{norm}.bias" if norms.bias else None)
+        for norm, readers in read
+        if norm is not None
+    ]
+    if like.output_norms is not None:
+        for block, norm, reader in zip(BLOCKS, like.output_norms, (output, down), strict=True):
+            sites.append(_Site((reader,), f"{layer}.{block}.{norm}.weight"))
+    elif like.gated:
         up = gates[-1]
-        bias = up.removesuffix("weight") + "bias"
-        read = ((norms.attention, attention), (norms.gates, gates))
-        sites += [_Site(readers, norm=f"{layer}.{norm}.weight") for norm, readers in read if norm is not None]
-        sites.append(_Site((matrices["down"],), rows=(up, bias) if bias in have else (up,)))
+        biased = has_bias(like.mlp_bias, like.gates[-1])
+        sites.append(_Site((down,), rows=(up, up.removesuffix("weight") + "bias") if biased else (up,)))
     return sites
+
+
+def may_rotate(checkpoint: Checkpoint) -> bool:
+    """True if the residual stream between a model's layers may be turned by an orthogonal matrix: its blocks read root
+    mean square norms of it, and add to it what their last matrices make."""
+    norms, like = layer_norms(checkpoint), _layout(checkpoint)
+    normed = norms.attention is not None and (norms.gates is not None or like.parallel)
+    return normed and not norms.centred and not any(norms.outputs) and like.output_norms is None
+
+
+def _layout(checkpoint: Checkpoint) -> LlamaLike:
+    family = find_family(str(checkpoint.config.get("model_type")))[1]
+    assert family.layers is not None, "a family that says its norms is like Llama"
+    return family.layers(SimpleNamespace(**checkpoint.config))
 
 
 def layer_norms(checkpoint: Checkpoint) -> Norms:

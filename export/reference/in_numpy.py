@@ -19,8 +19,9 @@ from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import heads_of, window_of
 from edge.export.facts.progress import Progress
-from edge.export.facts.tensors import EMBEDDING, HEAD
+from edge.export.facts.tensors import EMBEDDING, HEAD, halves
 from edge.export.graph.families import find_family
+from edge.export.graph.llama_like import query_scales
 from edge.export.graph.rope import cos_sin, short_rope
 from edge.runtime.check.perplexity import pieces
 
@@ -54,6 +55,7 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "gelu_new": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.square(np.maximum(x, 0)),
 }
 
 
@@ -99,7 +101,7 @@ class Reference:
         self._progress, self._doing = progress, doing
         self._config = config = SimpleNamespace(**checkpoint.config)
         self._like, self._norms = family.layers(config), family.norms
-        self._heads = heads_of(config)
+        self._heads, self._eps = heads_of(config), getattr(config, family.norms.eps)
         self._have = set(checkpoint.names())
         activation = self._like.activation or config.hidden_act
         if activation not in ACTIVATIONS:
@@ -144,42 +146,56 @@ class Reference:
             if self._progress is not None:
                 self._progress(i, config.num_hidden_layers, self._doing)
             name = f"model.layers.{i}"
+            read = x
             for block, before, after in zip(
                 (self._attention, self._feed_forward), (norms.attention, norms.gates), norms.outputs, strict=True
             ):
-                made = block(i, x if before is None else self._norm(f"{name}.{before}", x), places, observer)
+                if like.parallel:
+                    before = norms.attention
+                else:
+                    read = x
+                normed = read if before is None else self._stream_norm(f"{name}.{before}", read)
+                made = block(i, normed, places, observer)
                 if after is not None:
                     made = self._norm(f"{name}.{after}", made)
                 x = x + made * np.float32(like.residual_scale)
-        x = self._norm("model.norm", x)
+        x = self._stream_norm("model.norm", x)
         if observer is not None:
             observer.finals(x, places)
         return [x[place] for place in places]
 
     def _attention(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
-        name, heads = f"model.layers.{layer}.self_attn", self._heads
-        *inputs, output = self._like.attention
+        name, heads, like = f"model.layers.{layer}.self_attn", self._heads, self._like
+        *inputs, output = like.attention
         rows = (heads.query, heads.key_value, heads.key_value)
         made = np.concatenate([self._product(f"{name}.{member}", x, texts, observer) for member in inputs], -1)
         parts = np.split(made, np.cumsum(rows)[:-1] * heads.dim, axis=-1)
-        if self._like.qk_norm is not None:
-            parts[:2] = [self._qk_norm(f"{name}.{n}_norm", part) for n, part in zip("qk", parts, strict=False)]
         query, key, value = (
             part.reshape(len(x), n, heads.dim).swapaxes(0, 1) for part, n in zip(parts, rows, strict=True)
         )  # [heads, T, D]
-        if (table := self._like.rope(layer)) is not None:
-            at = np.concatenate([self._positions(text.stop - text.start) for text in texts])
-            cos, sin = (each[at] for each in self._rope[table])
+        if like.interleaved:
+            query, key = (part[..., halves(heads.dim, 1)] for part in (query, key))
+        if like.qk_norm is not None and not like.qk_rotated:
+            query, key = self._qk_norms(name, query, key)
+        at = np.concatenate([np.arange(text.stop - text.start) for text in texts])
+        if (table := like.rope(layer)) is not None:
+            shifted = np.concatenate([self._positions(text.stop - text.start) for text in texts])
+            cos, sin = (each[shifted] for each in self._rope[table])
             query, key = (_turned(part, cos, sin) for part in (query, key))
+        if like.qk_norm is not None and like.qk_rotated:
+            query, key = self._qk_norms(name, query, key)
         if observer is not None:
             observer.attention(layer, key, value, texts)
-        window = window_of(self._config, layer) if self._like.windowed else None
-        query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
-        cap = self._like.attention_softcap
-        y = [_attended(query, key, value, text, window, cap, observer) for text in texts]
-        return self._product(
-            f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, observer
-        )
+        window = window_of(self._config, layer) if like.windowed else None
+        query = query * np.float32(heads.dim**-0.5 if like.scale is None else like.scale)
+        if like.query_growth is not None:
+            query = query * query_scales(like.query_growth, len(x))[at, None]
+        cap = like.attention_softcap
+        y = np.concatenate([_attended(query, key, value, text, window, cap, observer) for text in texts], 1)
+        y = y.swapaxes(0, 1).reshape(len(x), -1)
+        if like.output_norms is not None:
+            y = self._norm(f"{name}.{like.output_norms[0]}", y)
+        return self._product(f"{name}.{output}", y, texts, observer)
 
     def _positions(self, size: int) -> NDArray[np.int64]:
         """The rows of a rotary table for a text of this many tokens."""
@@ -189,10 +205,15 @@ class Reference:
     def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name = f"model.layers.{layer}.mlp"
         made = [self._product(f"{name}.{member}", x, texts, observer) for member in self._like.gates]
-        gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
-        inner = self._activation(gate)
-        inner *= up
-        return self._product(f"{name}.down_proj", inner, texts, observer)
+        if self._like.gated:
+            gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
+            inner = self._activation(gate)
+            inner *= up
+        else:
+            inner = self._activation(made[0])
+        if self._like.output_norms is not None:
+            inner = self._norm(f"{name}.{self._like.output_norms[1]}", inner)
+        return self._product(f"{name}.{self._like.down}", inner, texts, observer)
 
     def _product(self, name: str, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         weight = self._checkpoint.read(f"{name}.weight")
@@ -201,15 +222,28 @@ class Reference:
         y = x @ weight.T
         return y + self._checkpoint.read(f"{name}.bias") if f"{name}.bias" in self._have else y
 
-    def _qk_norm(self, name: str, x: Floats) -> Floats:
-        if self._like.qk_norm == "all":
+    def _qk_norms(self, name: str, query: Floats, key: Floats) -> list[Floats]:
+        """The norms of all heads [heads, T, D] of queries and of keys."""
+        normed = []
+        for norm, part in zip(self._like.qk_names, (query, key), strict=True):
+            if self._like.qk_norm == "head":
+                normed.append(self._norm(f"{name}.{norm}", part))
+                continue
+            rows = part.swapaxes(0, 1)
+            normed.append(self._norm(f"{name}.{norm}", rows.reshape(len(rows), -1)).reshape(rows.shape).swapaxes(0, 1))
+        return normed
+
+    def _stream_norm(self, name: str, x: Floats) -> Floats:
+        """The norm of the residual stream."""
+        if not self._norms.centred:
             return self._norm(name, x)
-        return self._norm(name, x.reshape(len(x), -1, self._heads.dim)).reshape(x.shape)
+        y = self._norm(name, x - x.mean(-1, keepdims=True))
+        return y + self._checkpoint.read(f"{name}.bias") if self._norms.bias else y
 
     def _norm(self, name: str, x: Floats) -> Floats:
         weight = self._checkpoint.read(f"{name}.weight") + np.float32(self._norms.offset)
         mean = np.square(x).mean(-1, keepdims=True)
-        return x / np.sqrt(mean + np.float32(self._config.rms_norm_eps)) * weight
+        return x / np.sqrt(mean + np.float32(self._eps)) * weight
 
 
 def places_of(texts: Sequence[Tokens]) -> list[slice]:

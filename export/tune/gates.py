@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from edge.export.graph.families import norms_of
+from edge.errors import ExportError
+from edge.export.graph.families import find_family, norms_of
 
 Gate = Callable[[int, torch.Tensor], torch.Tensor | float]
 """Of a layer and the residual stream [B, S, H] that it, or its feed-forward block, is about to read: gates [B, S, 1],
@@ -37,6 +38,12 @@ class Gates:
         self.watch: Watch | None = None
         self._before: torch.Tensor | None = None  # the stream that the feed-forward block at hand reads, or its norm
         reader = norms_of(model.config.model_type, "Tuning").gates or "mlp"
+        name, family = find_family(model.config.model_type)
+        if family.layers is not None and family.layers(model.config).parallel:
+            raise ExportError(
+                f"Tuning is for layers whose feed-forward block reads what attention has added to, and those of {name} "
+                "read what attention reads."
+            )
         for index, layer in enumerate(self.layers):
             layer.get_submodule(reader).register_forward_pre_hook(self._keep)
             layer.forward = self._gated(index, layer.forward)

@@ -20,7 +20,10 @@ from edge.export.reference.in_torch import load_torch
 from edge.export.tune.data import Batch
 from edge.export.tune.gates import Gate, Gates, Watch
 
-BRANCHES = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+BRANCHES = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+    *("c_fc", "c_proj"),
+)
 
 
 class Network:

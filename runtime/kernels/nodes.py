@@ -46,9 +46,10 @@ GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours tak
 # Operators of onnxruntime that move numbers, or compute each one or each row by itself.
 BY_ROWS = {
     "Add", "ArgMax", "Cast", "Concat", "Constant", "Div", "Expand", "FastGelu", "Gather", "GatherBlockQuantized",
-    "GatherND", "Gelu", "Greater", "Identity", "If", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape",
-    "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split",
-    "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+    "GatherND", "Gelu", "Greater", "Identity", "If", "LayerNormalization", "Mul", "QuickGelu", "RMSNormalization",
+    "ReduceMax", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Size",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze", "Sub", "Tanh",
+    "Transpose", "Unsqueeze",
 }  # fmt: skip
 
 # The same of texts of one length, in graphs that make vectors.

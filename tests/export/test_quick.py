@@ -63,6 +63,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": {},
     "gemma2": SLIDING,
     "gemma3_text": SLIDING,
+    "ministral3": {"head_dim": 32},
+    "olmo3": {"sliding_window": 16},
+    "exaone4": {"sliding_window": 16},
+    "ernie4_5": {"head_dim": 32, "tie_word_embeddings": True},
+    "hunyuan_v1_dense": {"head_dim": 32},
+    "cohere2": {"sliding_window": 16, "logit_scale": 0.25, "tie_word_embeddings": True},
+    "starcoder2": {"sliding_window": None},
+    "stablelm": {"partial_rotary_factor": 0.5},
+    "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},
 }
 
 

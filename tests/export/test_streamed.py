@@ -39,6 +39,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.4},
     "olmo2": {"model_type": "olmo2"},
     "smollm3": {"model_type": "smollm3"},
+    "ministral3": {"model_type": "ministral3"},
+    "olmo3, windows": {"model_type": "olmo3", **MIXED, "sliding_window": 30},
+    "exaone4, windows": {"model_type": "exaone4", **MIXED, "sliding_window": 30},
+    "ernie4_5": {"model_type": "ernie4_5"},
+    "hunyuan": {"model_type": "hunyuan_v1_dense"},
+    "cohere2, windows": {"model_type": "cohere2", **MIXED, "sliding_window": 30},
+    "starcoder2": {"model_type": "starcoder2", "sliding_window": 30},
+    "stablelm, parallel": {"model_type": "stablelm", "use_parallel_residual": True},
+    "bitnet": {"model_type": "bitnet"},
 }
 
 

@@ -138,7 +138,10 @@ class EncoderAttention(nn.Module):
         if len(parts) == 1:
             sizes = [self.heads.query * dim, own * dim, own * dim]
             parts = op.Split(parts[0], sizes, axis=-1, _outputs=3)
-        query, key = (op.rotate(part, places.positions, places.rotations) for part in parts[:2])
+        query, key = (
+            op.rotate(part, places.positions, places.rotations, heads=count)
+            for part, count in zip(parts[:2], (self.heads.query, own), strict=True)
+        )
         query = op.Transpose(op.Reshape(query, [1, -1, own, groups, dim]), perm=[0, 2, 3, 1, 4])  # [1, H, G, T, D]
         key = op.Transpose(op.Reshape(key, [1, -1, own, 1, dim]), perm=[0, 2, 3, 4, 1])  # [1, H, 1, D, T]
         value = op.Transpose(op.Reshape(parts[2], [1, -1, own, 1, dim]), perm=[0, 2, 3, 1, 4])  # [1, H, 1, T, D]

@@ -57,10 +57,18 @@ def _attentions(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.op_type == "GroupQueryAttention"]
 
 
+_AFTER_ROTATION = ("Reshape", "SimplifiedLayerNormalization")  # what norms the heads of keys
+
+
 def _rotated(node: ir.Node) -> int:
     """Return the number of channels of a head that an attention node rotates by position. A pair has one channel from
     each half of them."""
     table = node.inputs[COSINES] if len(node.inputs) > COSINES else None
+    key = node.inputs[1].producer() if node.inputs[1] is not None else None
+    while key is not None and key.op_type in _AFTER_ROTATION:
+        key = key.inputs[0].producer() if key.inputs[0] is not None else None
+    if key is not None and key.op_type == "RotaryEmbedding":  # before attention
+        table = key.inputs[2]
     if table is None or table.shape is None:
         return 0
     half = table.shape[-1]

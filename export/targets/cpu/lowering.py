@@ -102,7 +102,7 @@ class CPU(Lowering):
         if softcap is not None:
             attributes["softcap"] = softcap
         query, key, value = parts if len(parts) == 3 else [*parts, None, None]
-        cos, sin = (None, None) if rope is None else rotatable(rope)
+        cos, sin = rope or (None, None)
         return self.fused.GroupQueryAttention(
             query,
             key,
@@ -133,7 +133,12 @@ class CPU(Lowering):
         nothing where nobody asks for the cache after it."""
         nothing = self._no_keys(step, heads.key_value * heads.dim)
         attributes: dict[str, Any] = {} if window is None else {"local_window_size": window}
-        cos, sin = (None, None) if rope is None else rotatable(rope)
+        if rope is not None and not self.rotates(rope):
+            raise ExportError(
+                f"The model rotates {2 * _half(rope)} dimensions of heads whose keys are another layer's, and "
+                "onnxruntime's attention only multiples of 16; this model cannot be exported."
+            )
+        cos, sin = rope or (None, None)
         return self.fused.GroupQueryAttention(
             query,
             nothing,
@@ -195,8 +200,13 @@ class CPU(Lowering):
         y = self.MatMul(value, self.Transpose(chances, perm=[0, 1, 3, 2]))  # [1, H, D, S]
         return self.Reshape(self.Transpose(y, perm=[0, 3, 1, 2]), [1, 0, -1])
 
-    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:
-        return self.fused.RotaryEmbedding(x, positions, *rotatable(rope))
+    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value], *, heads: int) -> Value:
+        channels = 2 * _half(rope)
+        return self.fused.RotaryEmbedding(x, positions, *rope, num_heads=heads, rotary_embedding_dim=channels)
+
+    def rotates(self, rope: tuple[Value, Value]) -> bool:
+        """True for multiples of 16 channels."""
+        return _half(rope) % 8 == 0
 
     def silu(self, x: Value) -> Value:
         return self.fused.QuickGelu(x, alpha=1.0)
@@ -238,15 +248,12 @@ def _sum_and_norm() -> list[str | ir.Value]:
     return ["normed", ir.Value(name=""), ir.Value(name=""), "x"]
 
 
-def rotatable(rope: tuple[Value, Value]) -> tuple[Value, Value]:
+def _half(rope: tuple[Value, Value]) -> int:
+    """Return half of the channels of a head that tables rotate."""
     assert rope[0].shape is not None
     half = rope[0].shape[-1]
-    if half % 8:
-        raise ExportError(
-            f"The model rotates {2 * half} dimensions of each head, and onnxruntime's attention only multiples of 16; "
-            "this model cannot be exported."
-        )
-    return rope
+    assert isinstance(half, int), "tables have sizes"
+    return half
 
 
 def block_size(vocab_size: int) -> int:

@@ -17,7 +17,7 @@ from onnxscript import GraphBuilder, nn
 from edge.errors import ExportError
 from edge.export.graph.operators import HeadNorms, Value
 from edge.export.graph.weights import StoredBlocks, StoredFloat, StoredGguf
-from edge.export.targets.cpu.lowering import CPU, END, rotatable
+from edge.export.targets.cpu.lowering import CPU, END
 
 if TYPE_CHECKING:
     from edge.export.facts.family import Heads
@@ -130,7 +130,7 @@ class CUDA(CPU):
         if bias is None and len(parts) == 3:
             parts = [self.Concat(*parts, axis=-1)]
         query, key, value = parts if len(parts) == 3 else [*parts, None, None]
-        cos, sin = (None, None) if rope is None else rotatable(rope)
+        cos, sin = rope or (None, None)
         inputs: list[Value | None] = [
             *(query, key, value, *step.past[layer], step.seqlens_k, step.total_sequence_length, cos, sin),
             None if rope is None or bias is None else step.position_ids,

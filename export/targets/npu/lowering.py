@@ -155,10 +155,14 @@ class NPU(Lowering):
         """The heads [1, S, heads, dim] rotated by their positions, and scaled."""
         if rope is not None:
             cos, sin = (self._rows_for_heads(table, step.position_ids) for table in rope)
-            first, second = self.Split(x, axis=-1, num_outputs=2, _outputs=2)
+            half = _size(rope[0], 1)
+            rest = _size(x, 3) - 2 * half  # channels that are not rotated
+            sizes = [half, half, rest] if rest else [half, half]
+            first, second, *others = self.Split(x, sizes, axis=-1, _outputs=len(sizes))
             x = self.Concat(
                 self.Sub(self.Mul(first, cos), self.Mul(second, sin)),
                 self.Add(self.Mul(second, cos), self.Mul(first, sin)),
+                *others,
                 axis=3,
             )
         return x if scale == 1 else self.Mul(x, scalar(self, "scale", scale))
@@ -201,8 +205,8 @@ class NPU(Lowering):
         made = self.Transpose(self.MatMul(self.Softmax(scores, axis=-1), value), perm=[0, 2, 1, 3])
         return self.Reshape(made, [1, _size(made, 1), -1])
 
-    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:
-        raise ExportError("The model's encoder rotates positions, which no graph for NPUs does yet.")
+    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value], *, heads: int) -> Value:
+        raise ExportError("The model rotates positions outside of its attention, which no graph for NPUs does yet.")
 
     def silu(self, x: Value) -> Value:
         return self.Mul(x, self.Sigmoid(x))

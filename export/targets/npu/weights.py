@@ -18,7 +18,7 @@ from edge.errors import ExportError
 from edge.export.facts.tensors import EMBEDDING, HEAD, FloatTensor, LazyWeights, Weight, matrices
 from edge.export.graph.weights import Stored, StoredFloat, Weights
 from edge.export.quantize.prefill import rotation
-from edge.export.quantize.smooth import find_sites, layer_norms
+from edge.export.quantize.smooth import find_sites, layer_norms, may_rotate
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -34,6 +34,7 @@ class NPUWeights(Weights):
     def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight]) -> None:
         self._source, self._matrices = source, matrices
         self._cached: dict[str, ir.Tensor] = {}
+        self._paired: dict[str, int] = {}
 
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         return [self._keep(name) for name in names]
@@ -90,8 +91,7 @@ def npu_weights(checkpoint: Checkpoint) -> Mapping[str, Weight]:
 
 def _is_rotatable(checkpoint: Checkpoint) -> bool:
     try:
-        layer = layer_norms(checkpoint)
         find_sites(checkpoint)
     except ExportError:
         return False
-    return layer.attention is not None and layer.gates is not None and not any(layer.outputs)
+    return may_rotate(checkpoint)

@@ -319,6 +319,19 @@ class TestRefusals:
         edit(root / "config.json", **changes)
         assert part in self.refusal(root)
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("use_qk_norm", True), ("num_local_experts", 8), ("logits_scaling", 4.0), ("clip_qkv", 8)]
+    )
+    def test_a_field_that_changes_the_model_and_that_nothing_reads(self, root: Path, name: str, value: object) -> None:
+        path = root / "config.json"
+        config = json.loads(path.read_text())
+        for harmless in (None, False, 0):
+            path.write_text(json.dumps({**config, name: harmless}))
+            open_checkpoint(str(root))
+        path.write_text(json.dumps({**config, name: value}))
+        with pytest.raises(CheckpointError, match=f"sets {name} to {value}, which changes what a model computes"):
+            open_checkpoint(str(root))
+
     @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
     def test_json_without_an_end_of_brackets(self, root: Path, name: str) -> None:
         (root / name).write_text("[" * 100_000)

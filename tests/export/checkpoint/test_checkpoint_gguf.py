@@ -42,6 +42,16 @@ LONG = {
     "partial_rotary_factor": 0.5,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 
 
 def rebuilt(checkpoint: Checkpoint) -> PreTrainedModel:
@@ -130,6 +140,31 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "gemma4_text", {**LAYERS, "num_key_value_heads": 3, "global_head_dim": 64, "num_global_key_value_heads": 1,
                         "attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
                         "final_logit_softcapping": 3.0}, {}),
+    "phi4 mini": ("phi3", {"hidden_size": 192, "tie_word_embeddings": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}, {}),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.25}}, {}),
+    "olmo3": (
+        "olmo3", {"num_key_value_heads": 3, "sliding_window": 16, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "attention_factor": 1.25,
+                               "original_max_position_embeddings": 32}}},
+        {"olmo2.rope.scaling.type": "yarn", "olmo2.rope.scaling.factor": 4.0,
+         "olmo2.rope.scaling.yarn_attn_factor": 1.25, "olmo2.rope.scaling.original_context_length": 32},
+    ),
+    "exaone4": ("exaone4", {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 16}, {}),
+    "exaone4 without windows": (
+        "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True}, {}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 32, "tie_word_embeddings": True}, {}),
+    "ernie4_5 with biases": ("ernie4_5", {"head_dim": 32, "use_bias": True}, {}),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 32, "tie_word_embeddings": True}, {}),
+    "cohere2": ("cohere2", {"sliding_window": 16, "logit_scale": 0.25, "tie_word_embeddings": True}, {}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "starcoder2 without biases": ("starcoder2", {"sliding_window": None, "use_bias": False}, {}),
+    "stablelm": ("stablelm", {"partial_rotary_factor": 0.5}, {}),
+    "stablelm with biases": ("stablelm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True,
+                                          "use_parallel_residual": True}, {}),
+    "bitnet": ("bitnet", {"hidden_act": "silu", "tie_word_embeddings": True},
+               {"bitnet.rope.scaling.type": "linear", "bitnet.rope.scaling.factor": 1.0}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
                                "num_hidden_layers": 7, "rope_parameters": SLIDING, "tie_word_embeddings": True}, {}),
 }  # fmt: skip
@@ -151,6 +186,13 @@ def test_a_float_file_gives_back_every_tensor_and_the_same_logits(tmp_path: Path
             assert np.abs(found - expected.detach().numpy()).max() < 1e-6
         else:
             assert np.array_equal(found, expected.detach().numpy())
+    assert same_logits(rebuilt(checkpoint), model)
+
+
+def test_mistral_small_has_the_architecture_of_ministral_3(tmp_path: Path) -> None:
+    model = tiny_model("mistral", sliding_window=None, head_dim=32)
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, called="mistral3")))
+    assert checkpoint.config["model_type"] == "mistral"
     assert same_logits(rebuilt(checkpoint), model)
 
 
@@ -380,9 +422,7 @@ class TestRefusals:
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
         whole = write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes()
         (tmp_path / "m.gguf").write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
-        with pytest.raises(
-            CheckpointError, match="architecture 'mamba'; known in GGUF files are: gemma2, gemma3, gemma3n"
-        ):
+        with pytest.raises(CheckpointError, match="architecture 'mamba'; known in GGUF files are: .*gemma3, .*llama, "):
             open_checkpoint(str(tmp_path / "m.gguf"))
 
     def test_a_type_that_is_not_read(self, tmp_path: Path) -> None:
@@ -498,6 +538,14 @@ class TestRefusals:
         extra = {"rope_factors_long.weight": factors, "rope_factors_short.weight": factors}
         with pytest.raises(CheckpointError, match="dimension_count as 16, and the file holds 9 rope factors instead"):
             open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=extra)))
+
+    def test_a_tensor_that_the_family_does_not_know(self, tmp_path: Path) -> None:
+        extra = {"blk.0.attn_sinks.weight": np.zeros(3, np.float32)}
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), extra=extra)
+        with pytest.raises(
+            CheckpointError, match=r"the tensor 'blk\.0\.attn_sinks\.weight', which models of .* 'llama'"
+        ):
+            open_checkpoint(str(path))
 
     def test_a_mixture_of_experts(self, tmp_path: Path) -> None:
         path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), metadata={"llama.expert_count": 8})

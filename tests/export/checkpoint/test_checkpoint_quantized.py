@@ -28,6 +28,7 @@ from edge.export.reference.in_torch import load_torch
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 BNB = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+BITNET = {"quant_method": "bitnet", "quantization_mode": "offline"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
 
 
@@ -85,6 +86,8 @@ CASES: dict[str, tuple[Callable[[np.ndarray], forms.Made], dict[str, Any], tuple
         partial(forms.fp8, block=(64, 32), name="weight_scale"),
         compressed("float-quantized", num_bits=8, block_structure=[64, 32]), None,
     ),
+    "BitNet": (forms.bitnet, {**BITNET, "linear_class": "autobitlinear"}, (2, 128)),
+    "BitNet whose scales divide": (partial(forms.bitnet, divides=True), BITNET, (2, 128)),
     "bitsandbytes' int8": (forms.bnb8, BNB, (8, 64)),
     "nf4": (forms.nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
     "nf4 with nested scales": (
@@ -118,7 +121,9 @@ def test_a_quantized_weight_is_read_as_its_quantizer_means_it(name: str, tmp_pat
         assert torch.allclose(load_torch(checkpoint)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["GPTQ", "GPTQ by rows", "AWQ", "packed with zero points", "int8 by rows", "nf4"])
+@pytest.mark.parametrize(
+    "name", ["GPTQ", "GPTQ by rows", "AWQ", "packed with zero points", "int8 by rows", "nf4", "BitNet"]
+)
 def test_a_bundle_keeps_integers_that_fit_and_answers_as_the_dequantized_model(
     name: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
@@ -247,8 +252,9 @@ def test_what_other_quantizers_leave_is_named_even_next_to_whole_weights(
 
 
 @pytest.mark.parametrize(("config", "part"), [
-    ({"quant_method": "aqlm"}, "already quantized by aqlm, and read are awq, bitsandbytes, compressed-tensors"),
-    ({"quant_method": "bitnet", "quantization_mode": "online"}, "already quantized by bitnet"),
+    ({"quant_method": "aqlm"}, "already quantized by aqlm, and read are awq, bitnet, bitsandbytes, compressed-tensors"),
+    ({"quant_method": "bitnet", "quantization_mode": "online"}, "by BitNet with quantization_mode 'online'"),
+    ({"quant_method": "bitnet", "use_rms_norm": True}, "by BitNet with use_rms_norm 'True'"),
     ({"bits": 4}, "already quantized by an unnamed method"),
     ({**GPTQ, "bits": 5}, "by GPTQ with bits '5', and known are 2, 3, 4, 8"),
     ({**GPTQ, "bits": "4"}, "gives bits of its GPTQ weights as '4', which is not a whole number"),

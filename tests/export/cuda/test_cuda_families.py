@@ -48,7 +48,10 @@ SIZES = [16, 8, 3, *[1] * 5, 8, 8, 8, 1, 1, 6]
 TEXTS = np.random.default_rng(3).integers(3, VOCABULARY, (3, CONTEXT))
 TOKENS = TEXTS[0]
 PAIRS = ["t5", "t5-v1.1", "bart", "marian-apart", "m2m_100", "pegasus"]
-WINDOWED = {"mistral": {"sliding_window": 7}, "gemma3_text": {"sliding_window": 20}}  # which NPUs cannot have
+WINDOWED = {
+    **{"mistral": {"sliding_window": 7}, "gemma3_text": {"sliding_window": 20}, "olmo3": {"sliding_window": 9}},
+    **{"exaone4": {"sliding_window": 9}, "cohere2": {"sliding_window": 9}, "starcoder2": {"sliding_window": 20}},
+}  # which NPUs cannot have
 FLOATS, INTEGERS = Wanted(CUDA, weights="float16"), Wanted(CUDA, weights="int8")
 WIDE = Wanted(CUDA, weights="float16", activations="bfloat16")
 
@@ -69,7 +72,7 @@ def device(bundle: Bundle) -> Engine:
     return Engine(bundle, Variant(target=CUDA), FakeCuda())
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, "hunyuan_v1_dense"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     family = request.param
     return bundle_of(checkpoint_of(family, **WINDOWED.get(family, {})), tmp_path_factory.mktemp(family), wanted=FLOATS)

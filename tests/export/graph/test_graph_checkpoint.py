@@ -29,14 +29,18 @@ SMALL = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3"]
+FAMILIES = [
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "ministral3", "olmo3"),
+    *("exaone4", "ernie4_5", "hunyuan_v1_dense", "cohere2", "starcoder2", "stablelm", "bitnet"),
+]
+SETTINGS = {"stablelm": {"partial_rotary_factor": 0.5, "use_parallel_residual": True}}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     shutil.copy(tiny_checkpoint / "tokenizer.json", path)  # calibration reads a text
-    tiny_model(AutoConfig.for_model(request.param, **SMALL)).save_pretrained(path)
+    tiny_model(AutoConfig.for_model(request.param, **SMALL, **SETTINGS.get(request.param, {}))).save_pretrained(path)
     return path
 
 

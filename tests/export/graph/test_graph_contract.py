@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from decoder_configs import checkpoint_of
-from graph_harness import Graph, TinyCheckpoint, build, float_matrices
+from decoder_configs import checkpoint_of, rope
+from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative_error, torch_logits
 
 from edge.errors import ExportError
 from edge.export.graph.families import known_families
@@ -37,6 +37,9 @@ def test_inputs_and_outputs_are_the_contract(tmp_path: Path, checkpoint: TinyChe
         "tokens": ("tensor(int64)", ["B", "R"]),
         **{f"present.{k}": v for k, v in kv.items()},
     }
+
+
+PART = {"head_dim": 40, "pad_token_id": 0, "rope_parameters": rope("default", partial_rotary_factor=0.5)}
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama", "phi3", "qwen3"])
@@ -141,7 +144,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones(
     tmp_path: Path, checkpoint: TinyCheckpoint, model_type: str
 ) -> None:
     checkpoint.config = {"model_type": model_type}
-    with pytest.raises(ExportError, match=rf"'{model_type}'.*gemma3, .*llama.*smollm3, t5"):
+    with pytest.raises(ExportError, match=rf"'{model_type}'.*gemma3, .*llama.*smollm3, .*t5"):
         build(tmp_path / "x.edge", checkpoint, {}, 64)
 
 
@@ -158,7 +161,13 @@ def test_a_missing_weight_is_named(tmp_path: Path, checkpoint: TinyCheckpoint) -
         build(tmp_path / "x.edge", checkpoint, matrices, 64)
 
 
-def test_heads_that_onnxruntime_cannot_rotate_are_refused(tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(head_dim=24)
-    with pytest.raises(ExportError, match="rotates 24 dimensions"):
-        build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+def test_heads_that_attention_cannot_rotate_are_rotated_before_it(tmp_path: Path) -> None:
+    """After their norms, and heads of which but a part is rotated, too."""
+    for name, options in {
+        "whole": {"head_dim": 24},
+        "part": {"model_type": "phi3", "hidden_size": 160, **PART},
+    }.items():
+        checkpoint = checkpoint_of(**options)
+        built, root = build(tmp_path / f"{name}.edge", checkpoint, float_matrices(checkpoint), 64)
+        ids, graph = np.arange(20), Graph(root, built, capacity=20)
+        assert relative_error(graph.logits(ids, [11, 9]), torch_logits(checkpoint.model, ids)) <= 1e-4

@@ -52,6 +52,12 @@ MULTIPLIED = {
     "residual_multiplier": 0.4,
     "logits_scaling": 3.0,
 }
+GROWN = {
+    **{"factor": 4.0, "original_max_position_embeddings": 5, "beta_fast": 32.0, "beta_slow": 1.0},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+}
+SHORT = {"original_max_position_embeddings": LENGTH}
+PHI4 = rope("default", partial_rotary_factor=0.75)
 CASES = [
     case("llama-tied", "llama", tie_word_embeddings=True),
     case("llama-untied-biases", "llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **NINE),
@@ -206,6 +212,59 @@ CASES = [
         tie_word_embeddings=False,
         **NINE,
     ),
+    case("mistral-nemo", "mistral", sliding_window=None, head_dim=32),  # heads wider than hidden / heads
+    case("phi4-mini", "phi3", hidden_size=192, head_dim=None, tie_word_embeddings=True, rope_parameters=PHI4),
+    case("ministral3-grown", "ministral3", rope_parameters=rope("yarn", **GROWN), head_dim=32),
+    case("ministral3-short", "ministral3", LENGTH, rope_parameters=rope("yarn", **{**GROWN, **SHORT}), **NINE),
+    case("olmo3-windows", "olmo3", sliding_window=4),
+    case(
+        "olmo3-yarn-biases",
+        "olmo3",
+        attention_bias=True,
+        sliding_window=3,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "sliding_attention": rope("default"),
+            "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16, attention_factor=1.2),
+        },
+        **NINE,
+    ),
+    case("exaone4-windows", "exaone4", sliding_window=4, sliding_window_pattern=2),
+    case("exaone4-full", "exaone4", sliding_window=None, layer_types=["full_attention"] * 3, tie_word_embeddings=True),
+    case("ernie4_5", "ernie4_5", tie_word_embeddings=True),
+    case("ernie4_5-biases", "ernie4_5", use_bias=True, tie_word_embeddings=False, **NINE),
+    case("hunyuan", "hunyuan_v1_dense", tie_word_embeddings=True, head_dim=32),
+    case(
+        "hunyuan-alpha-biases",
+        "hunyuan_v1_dense",
+        attention_bias=True,
+        rope_parameters=rope("dynamic", alpha=50.0, factor=1.0),
+        **NINE,
+    ),
+    case("cohere2", "cohere2", sliding_window=4, logit_scale=0.25, head_dim=None),
+    case(
+        "cohere2-biases",
+        "cohere2",
+        attention_bias=True,
+        sliding_window=5,
+        logit_scale=0.5,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        **{**NINE, "hidden_size": 144, "head_dim": None},
+    ),
+    case("starcoder2", "starcoder2", sliding_window=None, head_dim=None),
+    case("starcoder2-window", "starcoder2", sliding_window=4, use_bias=False, tie_word_embeddings=False, head_dim=None),
+    case("stablelm", "stablelm", hidden_size=192, head_dim=None),
+    case("stablelm-3b", "stablelm", hidden_size=240, head_dim=None),  # 20 of 80 channels are rotated
+    case(
+        "stablelm-parallel",
+        "stablelm",
+        use_parallel_residual=True,
+        use_qkv_bias=True,
+        tie_word_embeddings=True,
+        **{"hidden_size": 192, "head_dim": None},
+    ),
+    case("bitnet", "bitnet", head_dim=None),
+    case("bitnet-biases", "bitnet", attention_bias=True, hidden_act="silu", tie_word_embeddings=True, head_dim=None),
 ]
 
 
@@ -261,3 +320,31 @@ def test_a_family_names_all_tensors_of_its_models(exported: Exported) -> None:
 def test_rows_are_those_asked_for(exported: Exported) -> None:
     logits = exported.graph().step(exported.ids, [3, LENGTH - 1, 0])
     assert relative_error(logits, exported.expected[[3, LENGTH - 1, 0]]) <= 1e-4
+
+
+def test_a_draft_that_was_rejected_leaves_nothing_behind(exported: Exported) -> None:
+    graph = exported.graph()
+    graph.step(exported.ids[:6], [5])
+    graph.step((exported.ids[6:11] + 1) % VOCABULARY, [4])
+    graph.length = 6
+    logits = [graph.step(part, list(range(len(part)))) for part in (exported.ids[6:9], exported.ids[9:])]
+    assert relative_error(np.concatenate(logits), exported.expected[6:]) <= 1e-4
+
+
+def test_a_step_takes_a_token_of_each_of_several_texts(exported: Exported) -> None:
+    """Of three lengths, each behind the rows of its own text."""
+    lengths = np.array([4, 9, LENGTH - 1])
+    graphs = [exported.graph() for _ in lengths]
+    for graph, length in zip(graphs, lengths, strict=True):
+        graph.step(exported.ids[:length], [length - 1])
+    given = {
+        "input_ids": exported.ids[lengths][:, None],
+        "position_ids": lengths[:, None],
+        "seqlens_k": lengths.astype(np.int32),
+        "total_sequence_length": np.array(lengths.max() + 1, np.int32),
+        "logit_rows": np.zeros(1, np.int64),
+        **{f"past.{name}": np.concatenate([graph.arrays[name] for graph in graphs]) for name in graphs[0].arrays},
+    }
+    inputs = {value.name for value in graphs[0].session.get_inputs()}
+    (logits,) = graphs[0].session.run(["logits"], {name: given[name] for name in inputs})
+    assert relative_error(logits[:, 0], exported.expected[lengths]) <= 1e-4

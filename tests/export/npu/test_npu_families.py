@@ -142,6 +142,11 @@ def test_several_contexts_are_for_decoders() -> None:
         check_wanted(Wanted(NAME, [CONTEXT, 2 * CONTEXT]), asked, 512)
 
 
+def test_norms_after_a_rotation_are_refused_at_once() -> None:
+    with pytest.raises(ExportError, match="rotates positions outside of its attention, which no graph for NPUs does"):
+        check_wanted(Wanted(NAME), checkpoint_of("hunyuan_v1_dense"), CONTEXT)
+
+
 @pytest.mark.parametrize("kind", ["umt5", "t5gemma", "gemma3n_text", "gemma4_text"])
 def test_what_no_graph_does_yet_is_refused_at_once(kind: str) -> None:
     asked = SimpleNamespace(config={"model_type": kind}, name=kind)

@@ -41,6 +41,8 @@ OUTLIER = 77
 
 _QKV = [f"self_attn.{p}_proj.weight" for p in "qkv"]
 _MLP = [f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
+_NORM_BIASES = ["input_layernorm.bias", "post_attention_layernorm.bias"]
+_SUB_NORMS = ["self_attn.attn_sub_norm.weight", "mlp.ffn_sub_norm.weight"]
 _NORMS = ["input_layernorm.weight", "post_attention_layernorm.weight"]
 CHANGED = {
     "llama": [*_NORMS, *_QKV, *_MLP, "mlp.up_proj.bias"],
@@ -94,6 +96,34 @@ def test_smoothed_weights_compute_the_same(directory: Path) -> None:
     assert np.abs(torch_logits(model, tokens()) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changed"),
+    [
+        ("cohere2", ["input_layernorm.weight", *_QKV, "mlp.gate_proj.weight", "mlp.up_proj.weight"]),
+        ("starcoder2", [*_NORMS, *_NORM_BIASES, *_QKV, "mlp.c_fc.weight"]),
+        ("stablelm", [*_NORMS, *_NORM_BIASES, *_QKV, "mlp.gate_proj.weight", "mlp.up_proj.weight"]),
+        ("bitnet", [*_NORMS, *_SUB_NORMS, *_QKV, "self_attn.o_proj.weight", *_MLP]),
+    ],
+)
+def test_layers_of_other_layouts_compute_the_same_too(
+    tmp_path: Path, tiny_checkpoint: Path, model_type: str, changed: list[str]
+) -> None:
+    """One norm for both blocks, norms with biases, no gate, norms before the last matrices."""
+    shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+    tiny_model(AutoConfig.for_model(model_type, **SMALL)).save_pretrained(tmp_path)
+    checkpoint, model = open_checkpoint(str(tmp_path)), torch_model(tmp_path)
+    smoothing = Smoothing(checkpoint, [n for n in matrices(checkpoint) if "mlp.down" not in n], Options())
+    expected, found = torch_logits(model, tokens()), set[str]()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            values = torch.from_numpy(smoothing.read(name))
+            if not torch.equal(values, p):
+                found.add(name.split(".", 3)[-1])
+            p.copy_(values)
+    assert found == {name for name in changed if "mlp.down" not in name and "ffn_sub" not in name}
+    assert np.abs(torch_logits(model, tokens()) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
 def test_an_outlier_costs_less_than_without(tmp_path: Path, directory: Path) -> None:
     checkpoint = open_checkpoint(str(directory))
     plain = LazyWeights(matrices(checkpoint), lambda n: round_to_nearest(checkpoint.read(n), 8, INT8_BLOCK))
@@ -129,17 +159,17 @@ def test_norms_and_biases_that_change_are_among_the_weights(directory: Path) -> 
 
 
 @pytest.mark.parametrize("known_as", ["itself", "llama", "gemma3_text"])
-@pytest.mark.parametrize("model_type", ["olmo3", "cohere", "mixtral", "stablelm", "nemotron"])
+@pytest.mark.parametrize("model_type", ["glm4", "cohere", "mixtral", "olmo", "nemotron"])
 def test_layers_of_an_unknown_layout_are_refused(
     tmp_path: Path, tiny_checkpoint: Path, model_type: str, known_as: str
 ) -> None:
-    """Norms after a block, one norm for two blocks, a router, norms with a bias, no gate: whatever it is called."""
+    """Norms after a block, one norm for two blocks, a router, norms without weights, no gate: whatever it is called."""
     shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
     config = AutoConfig.for_model(model_type, **SMALL, num_local_experts=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     checkpoint = open_checkpoint(str(tmp_path))
     if known_as != "itself":
-        checkpoint.config["model_type"] = known_as
+        checkpoint.config = AutoConfig.for_model(known_as, **SMALL).to_dict()
     why = f"of the type '{model_type}' cannot be exported; known families are: .*llama"
     if known_as != "itself":
         why = r"because model\.layers\.0 has .*; choose --weights int4 or fp32"

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from decoder_configs import BASE
+from graph_harness import tiny_model
+from transformers import AutoConfig
 
+from edge.errors import ExportError
 from edge.export.tune.data import Batch
 from edge.export.tune.first import First
+from edge.export.tune.gates import Gates
 from edge.export.tune.needs import Needs, _sets, guess, measure
 from edge.export.tune.network import Network, Tensors, divergence
 from edge.export.tune.policy import make_policy
@@ -30,6 +35,12 @@ def lost(network: Network, one: Tensors, out: set[int]) -> list[float]:
         student = network.logits(one, lambda layer, stream: kept if layer in out else 1.0)
     counts = one.answer.sum(1).tolist()
     return [float(divergence(*pair)) for pair in zip(whole.split(counts), student.split(counts), strict=True)]
+
+
+def test_blocks_that_read_the_same_stream_are_refused() -> None:
+    model = tiny_model(AutoConfig.for_model(**BASE | {"model_type": "cohere2", "head_dim": 16}))
+    with pytest.raises(ExportError, match="those of cohere2 read what attention reads"):
+        Gates(model)
 
 
 def test_a_unit_costs_what_the_sets_without_it_lose_more(network: Network) -> None:

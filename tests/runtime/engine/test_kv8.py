@@ -70,6 +70,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
     },
     "smollm3": {"no_rope_layers": [1, 0, 1]},  # a layer without positions
+    "ernie4_5": {},  # pairs side by side
+    "hunyuan_v1_dense": {},  # keys are normed after their rotation
 }
 
 

@@ -90,6 +90,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 8,
         "rope_parameters": rope("longrope", original_max_position_embeddings=8, **LONG),
     },
+    "cohere2": {**FIVE, "model_type": "cohere2", "sliding_window": 5, "head_dim": None},
+    "hunyuan": {**FIVE, "model_type": "hunyuan_v1_dense"},
+    "ministral3": {
+        **FIVE,
+        "model_type": "ministral3",
+        "rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=8, llama_4_scaling_beta=0.3),
+    },
+    "starcoder2": {**FIVE, "model_type": "starcoder2", "sliding_window": None, "head_dim": None},
     "smollm3": {**FIVE, "model_type": "smollm3", "no_rope_layers": [1, 0, 1, 0, 1], "attention_bias": True},
 }
 
