@@ -18,7 +18,7 @@ struct Avx2 : Avx256 {
   static Scores Start(const int32_t*) { return All(0); }
   static Dots Whole(Scores made) { return made; }
   static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
-    int16_t whole[256];
+    int16_t whole[kLargestHead];
     for (int d = 0; d < dim; d++)
       whole[d / 4 * 4 + d % 2 * 2 + d % 4 / 2] = static_cast<int16_t>(128 * firsts[d] + seconds[d]);
     std::memcpy(to, whole, dim * sizeof(int16_t));
