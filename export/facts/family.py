@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.errors import ExportError
+from edge.export.facts.mixers import Mixer
 
 if TYPE_CHECKING:
     from edge.export.facts.gguf_metadata import Metadata
@@ -18,14 +19,15 @@ class Norms:
 
     attention: what query, key and value read; gates: what gate and up read; None where that is the residual stream as
     it is, or what attention reads (`LlamaLike.parallel`). outputs: of what attention and the feed-forward block make,
-    before it is added to the stream. offset: what is added to the weights of all norms. eps: the configuration's name
-    for what is added to the mean square. centred: layer norms, which subtract the mean, instead of root mean square
-    norms; bias: these have one.
+    before it is added to the stream. final: of what the head reads. offset: what is added to the weights of all norms.
+    eps: the configuration's name for what is added to the mean square. centred: layer norms, which subtract the mean,
+    instead of root mean square norms; bias: these have one.
     """
 
     attention: str | None = "input_layernorm"
     gates: str | None = "post_attention_layernorm"
     outputs: tuple[str | None, str | None] = (None, None)
+    final: str = "norm"
     offset: float = 0.0
     eps: str = "rms_norm_eps"
     centred: bool = False
@@ -41,7 +43,7 @@ PRE_NORM = Norms()  # Llama's
 
 Biased = bool | Sequence[str]  # whether the projections of a block have a bias, or which of them
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
-BLOCKS = ("self_attn", "mlp")  # of a layer
+BLOCKS = ("self_attn", "mlp")  # of a layer, unless the family calls the second one otherwise
 
 
 def has_bias(bias: Biased, member: str) -> bool:
@@ -90,11 +92,14 @@ class LlamaLike:
     from it.
 
     attention: the projections' names, the output's last. gates: those of the gate and of the projection that it
-    multiplies, or of the projection alone where not `gated`; down: of the last one. bias, mlp_bias: True, False, or the
+    multiplies, or of the projection alone where not `gated`; down: of the last one; mlp: of their block; wide: how many
+    channels they make, by default the configuration's `intermediate_size`. bias, mlp_bias: True, False, or the
     projections that have one. qk_norm: of queries and of keys, of each head by itself or of all together; qk_names:
     what they are called; qk_rotated: they come after the rotation. interleaved: pairs of rotated channels stand side by
     side, instead of in the two halves of a head. query_growth (b, n): queries at position p are multiplied by
     1 + b ln(1 + floor(p / n)). output_norms: of what attention's and the feed-forward block's last projection reads.
+    output_gate: queries come with as many channels, next to them in each head, whose sigmoids multiply what is read.
+    mixer: what a layer has in place of attention, if anything.
     parallel: both blocks read the same norm of the same stream. scale multiplies the scores, 1 / sqrt(head dim) where
     it is None, and attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window
     counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
@@ -105,6 +110,8 @@ class LlamaLike:
     attention: Sequence[str] = QKVO
     gates: Sequence[str] = ("gate_proj", "up_proj")
     down: str = "down_proj"
+    mlp: str = "mlp"
+    wide: int | None = None
     gated: bool = True
     bias: Biased = False
     mlp_bias: Biased = False
@@ -114,6 +121,8 @@ class LlamaLike:
     interleaved: bool = False
     query_growth: tuple[float, int] | None = None
     output_norms: tuple[str, str] | None = None
+    output_gate: bool = False
+    mixer: Callable[[int], Mixer | None] = lambda layer: None
     parallel: bool = False
     scale: float | None = None
     attention_softcap: float | None = None
@@ -126,27 +135,35 @@ class LlamaLike:
     softcap: float | None = None
     both_ways: bool = False  # tokens attend to those after them too, as far as the window goes
 
-    def layer_shapes(self, config: Any, norms: Norms) -> dict[str, tuple[int, ...]]:
-        """The tensors of a layer, by transformers' names within it."""
-        hidden, wide, heads = config.hidden_size, config.intermediate_size, heads_of(config)
+    def layer_shapes(self, config: Any, norms: Norms, i: int) -> dict[str, tuple[int, ...]]:
+        """The tensors of layer i, by transformers' names within it."""
+        hidden, wide, heads = config.hidden_size, self.wide or config.intermediate_size, heads_of(config)
         query, key_value = heads.query * heads.dim, heads.key_value * heads.dim
         *inputs, output = self.attention
-        projected = [query, key_value, key_value] if len(inputs) == 3 else [query + 2 * key_value]
+        first = (1 + self.output_gate) * query
+        projected = [first, key_value, key_value] if len(inputs) == 3 else [first + 2 * key_value]
         gated = [wide, wide] if len(self.gates) == 2 else [(1 + self.gated) * wide]
         sizes = {norm: hidden for norm in norms.names if not (self.parallel and norm == norms.gates)}
         layer: dict[str, tuple[int, ...]] = {f"{norm}.weight": (size,) for norm, size in sizes.items()}
         if norms.bias:
             layer |= {f"{norm}.bias": (size,) for norm, size in sizes.items()}
-        if self.qk_norm is not None:
+        mixer = self.mixer(i)
+        if mixer is not None:
+            layer |= {f"{mixer.name}.{name}": shape for name, shape in mixer.tensors.items()}
+        if self.qk_norm is not None and mixer is None:
             for name, rows in zip(self.qk_names, (query, key_value), strict=True):
                 layer[f"self_attn.{name}.weight"] = (rows if self.qk_norm == "all" else heads.dim,)
         if self.output_norms is not None:
             for block, name, size in zip(BLOCKS, self.output_norms, (query, wide), strict=True):
                 layer[f"{block}.{name}.weight"] = (size,)
-        linears = [("self_attn", name, rows, hidden, self.bias) for name, rows in zip(inputs, projected, strict=True)]
-        linears.append(("self_attn", output, hidden, query, self.bias))
-        linears += [("mlp", name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)]
-        linears.append(("mlp", self.down, hidden, wide, self.mlp_bias))
+        linears: list[tuple[str, str, int, int, Biased]] = []
+        if mixer is None:
+            linears += [
+                ("self_attn", name, rows, hidden, self.bias) for name, rows in zip(inputs, projected, strict=True)
+            ]
+            linears.append(("self_attn", output, hidden, query, self.bias))
+        linears += [(self.mlp, name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)]
+        linears.append((self.mlp, self.down, hidden, wide, self.mlp_bias))
         for block, name, rows, columns, bias in linears:
             layer[f"{block}.{name}.weight"] = (rows, columns)
             if has_bias(bias, name):
@@ -155,13 +172,14 @@ class LlamaLike:
 
     def shapes(self, config: Any, norms: Norms) -> dict[str, tuple[int, ...]]:
         """The tensors of the model, by transformers' names."""
-        layer, hidden = self.layer_shapes(config, norms), config.hidden_size
+        hidden = config.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
         for i in range(config.num_hidden_layers):
+            layer = self.layer_shapes(config, norms, i)
             shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-        shapes["model.norm.weight"] = (hidden,)
+        shapes[f"model.{norms.final}.weight"] = (hidden,)
         if norms.bias:
-            shapes["model.norm.bias"] = (hidden,)
+            shapes[f"model.{norms.final}.bias"] = (hidden,)
         if not config.tie_word_embeddings:
             shapes["lm_head.weight"] = (config.vocab_size, hidden)
         return shapes

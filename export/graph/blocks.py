@@ -29,6 +29,8 @@ class Step:
     total_sequence_length: Value  # [] int32
     past: dict[int, tuple[Value, Value]]  # key and value of layers with a cache, each [1, Hkv, C, D]
     present: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    states: dict[tuple[int, str], Value] = field(default_factory=dict)  # by layer and name, what it keeps instead
+    written: dict[tuple[int, str], Value] = field(default_factory=dict)  # those after the step
     cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
     attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
     layer_biases: dict[int, Value] = field(default_factory=dict)  # of layers that have another one
@@ -122,7 +124,8 @@ class Attention(nn.Module):
     the decoder's rotary table by name; None: positions are not rotated. window: how many tokens, itself included, a
     token attends to. qk_norm: makes the norm of queries and of keys, of its name and the number of heads; qk_names:
     their names; qk_rotated: they come after the rotation. interleaved: the checkpoint has rotated pairs side by side.
-    output_norm: of what the output's projection reads. scale multiplies the scores, 1 / sqrt(head dim) where it is
+    output_norm: of what the output's projection reads. output_gate: queries come with as many channels, next to them in
+    each head, whose sigmoids multiply what is read. scale multiplies the scores, 1 / sqrt(head dim) where it is
     None; softcap bounds them.
     """
 
@@ -142,6 +145,7 @@ class Attention(nn.Module):
         qk_rotated: bool = False,
         interleaved: bool = False,
         output_norm: nn.Module | None = None,
+        output_gate: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
     ):
@@ -154,7 +158,7 @@ class Attention(nn.Module):
         if interleaved:
             for projection, count in zip(inputs, (heads.query, heads.key_value), strict=False):
                 weights.turn_into_halves(f"{name}.{projection}", count)
-        self.output_norm = output_norm
+        self.output_norm, self.output_gate = output_norm, output_gate
         self.qkv_proj = Projections(weights, name, inputs, "qkv_proj", "attention", bias=bias)
         self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=has_bias(bias, output))
         self.scale = heads.dim**-0.5 if scale is None else scale
@@ -173,8 +177,11 @@ class Attention(nn.Module):
         rope = None if self.rope is None else step.rope[self.rope]
         before = rope if rope is not None and (self.qk_rotated or not op.rotates(rope)) else None
         norms = self._norms if op.norms_heads and before is None else None
+        parts, gate = self.qkv_proj(op, x), None
+        if self.output_gate:
+            parts, gate = self._without_gate(op, parts)
         y, key, value = op.attention(
-            self._query_key_value(op, x, step, before, normed=norms is not None),
+            self._query_key_value(op, parts, step, before, normed=norms is not None),
             step,
             self.layer,
             heads=self.heads,
@@ -186,6 +193,8 @@ class Attention(nn.Module):
         )
         step.present[self.layer] = (key, value)
         y = take(op, y, rows)
+        if gate is not None:
+            y = op.Mul(y, op.Sigmoid(take(op, gate, rows)))
         return self.o_proj(op, y if self.output_norm is None else self.output_norm(op, y))
 
     @property
@@ -196,14 +205,23 @@ class Attention(nn.Module):
             return None
         return HeadNorms(query.weight, key.weight, query.eps)
 
+    def _without_gate(self, op: Lowering, parts: list[Value]) -> tuple[list[Value], Value]:
+        """Query, key and value, and the gate [B, S, heads * dim], of projections that make queries with their gates."""
+        query, dim = self.heads.query, self.heads.dim
+        if len(parts) == 1:
+            sizes = [2 * query * dim, self.heads.key_value * dim, self.heads.key_value * dim]
+            parts = op.Split(parts[0], sizes, axis=-1, _outputs=3)
+        both = op.Split(op.Reshape(parts[0], [0, -1, query, 2 * dim]), axis=-1, num_outputs=2, _outputs=2)
+        of_query, gate = (op.Reshape(each, [0, -1, query * dim]) for each in both)
+        return [of_query, *parts[1:]], gate
+
     def _query_key_value(
-        self, op: Lowering, x: Value, step: Step, rope: tuple[Value, Value] | None, *, normed: bool
+        self, op: Lowering, parts: list[Value], step: Step, rope: tuple[Value, Value] | None, *, normed: bool
     ) -> list[Value]:
         """Three values, or one packed value where nothing comes between it and attention.
 
         rope: the tables where queries and keys are rotated here. normed: attention norms them.
         """
-        parts = self.qkv_proj(op, x)
         norms = None if normed or self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         if norms is None and rope is None and step.query_scale is None:
             return parts

@@ -1,4 +1,4 @@
-"""The keys and values of a model's layers, as the manifest has them."""
+"""The keys and values of a model's layers, and their states, as the manifest has them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 from edge.export.facts.family import widest_of
 from edge.export.graph.blocks import Attention
 from edge.export.graph.cross import CrossAttention
+from edge.export.graph.recurrent import Recurrent
 from edge.export.graph.sharing import SharingAttention
 from edge.export.graph.stacks import Decoder, EncoderDecoder
-from edge.manifest import Dims, KVLayer, KVLayout
+from edge.manifest import Dims, KVLayer, KVLayout, State
 
-NOTHING = KVLayer(0, 0)  # of a layer that reads another's
+NOTHING = KVLayer(0, 0)  # of a layer that reads another's, or keeps a state
 
 
 def _attention(decoder: Decoder) -> list[Attention | SharingAttention]:
@@ -20,13 +21,18 @@ def _attention(decoder: Decoder) -> list[Attention | SharingAttention]:
 
 def decoder_kv(decoder: Decoder) -> KVLayout:
     """The keys and values of its layers, in their order."""
-    layers = [
-        NOTHING
-        if isinstance(a, SharingAttention) and a.source is not None
-        else KVLayer(a.heads.key_value, a.heads.dim, a.window)
-        for a in _attention(decoder)
-    ]
-    return KVLayout("float32", layers)
+    layers = {m.layer: NOTHING for m in decoder.modules() if isinstance(m, Recurrent)}
+    for a in _attention(decoder):
+        if not isinstance(a, SharingAttention) or a.source is None:
+            layers[a.layer] = KVLayer(a.heads.key_value, a.heads.dim, a.window)
+        else:
+            layers[a.layer] = NOTHING
+    return KVLayout("float32", [layers[i] for i in sorted(layers)])
+
+
+def decoder_states(decoder: Decoder) -> list[State]:
+    """The states of its layers."""
+    return [state for module in decoder.modules() if isinstance(module, Recurrent) for state in module.states]
 
 
 def largest_dims(decoder: Decoder, config: Any) -> Dims:

@@ -16,6 +16,7 @@ from edge.export.facts.family import BLOCKS, GGUF, PRE_NORM, Family, LlamaLike, 
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, HeadNorm, ResidualLayerNorm, ResidualNorm, RMSNorm
 from edge.export.graph.both_ways import BothWays
 from edge.export.graph.linear import Embedding
+from edge.export.graph.recurrent import Recurrent, recurrent
 from edge.export.graph.rope import rotary_tables
 from edge.export.graph.stacks import Decoder, DecoderLayer, Positions, Residual, TextStart
 from edge.export.graph.weights import Weights
@@ -54,7 +55,9 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         found = window_of(config, i) if like.windowed else None
         return found // 2 + 1 if found is not None and like.both_ways else found  # half of it on each side
 
-    def attention(i: int, norm: RMSNorm | None) -> Attention | BothWays:
+    def attention(i: int, norm: RMSNorm | None) -> Attention | BothWays | Recurrent:
+        if (sizes := like.mixer(i)) is not None:
+            return recurrent(weights, f"model.layers.{i}", i, sizes)
         common: dict[str, Any] = {
             "names": like.attention,
             "bias": like.bias,
@@ -68,13 +71,13 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         if like.both_ways:
             return BothWays(weights, name, i, heads, **common)
         common |= {"qk_names": like.qk_names, "qk_rotated": like.qk_rotated, "interleaved": like.interleaved}
-        return Attention(weights, name, i, heads, output_norm=norm, **common)
+        return Attention(weights, name, i, heads, output_norm=norm, output_gate=like.output_gate, **common)
 
     def layer(i: int) -> DecoderLayer:
         name, (after_attention, after_mlp) = f"model.layers.{i}", norms.outputs
         within = [None, None] if like.output_norms is None else like.output_norms
         attention_norm, mlp_norm = (after(f"{name}.{block}", norm) for block, norm in zip(BLOCKS, within, strict=True))
-        block, mlp = f"{name}.mlp", like.mlp_bias
+        block, mlp = f"{name}.{like.mlp}", like.mlp_bias
         return DecoderLayer(
             Residual(
                 before(name, norms.attention),
@@ -99,7 +102,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         TextStart(Embedding(weights, embedding, scale=like.embedding_scale)),
         [layer(i) for i in range(config.num_hidden_layers)],
         embedding if config.tie_word_embeddings else "lm_head",
-        norm=stream_norm("model.norm"),
+        norm=stream_norm(f"model.{norms.final}"),
         scale=like.head_scale,
         softcap=like.softcap,
         rope=rotary_tables(weights, config, max_context),

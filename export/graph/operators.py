@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge.export.graph.linear import Embedding, Linear
 
 Value = ir.Value
+NO_STATES = "The model has layers that keep a state, which only graphs for the CPU do yet; leave out --target."
 
 
 def scalar(op: Lowering, name: str, value: float, dtype: ir.DataType | None = None) -> Value:
@@ -177,6 +178,26 @@ class Lowering(OpBuilder, ABC):
     def rotates(self, rope: tuple[Value, Value]) -> bool:
         """Return whether `attention` can rotate by these tables."""
         return True
+
+    # States: only where a target says how
+
+    def causal_convolution(
+        self, x: Value, weight: Value, bias: Value | None, state: Value, *, silu: bool
+    ) -> tuple[Value, Value]:
+        """The convolution of x [B, S, C] over the last k tokens, of each channel by itself, and the state after it: the
+        last k - 1 tokens [B, k - 1, C]. weight [C, 1, k]; bias [C]; silu: of the result."""
+        raise ExportError(NO_STATES)
+
+    def delta_rule(
+        self, query: Value, key: Value, value: Value, state: Value, decay: Value, rate: Value, *, heads: int
+    ) -> tuple[Value, Value]:
+        """Linear attention by the gated delta rule: what each value head reads, [B, S, values * V], and the states
+        [B, values, K, V] after it.
+
+        query and key [B, S, values * K] are of length 1 in each head; value [B, S, values * V]. decay and rate [B, S,
+        values]: the logarithm of what a state keeps, and how much of its error it learns. heads: of values.
+        """
+        raise ExportError(NO_STATES)
 
     # Activations
 

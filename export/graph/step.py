@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
 from edge.export.graph.operators import Lowering, Value
-from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup
+from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, State, TensorGroup
 from edge.runtime.kernels.units import cut_names
 
 Lower = Callable[[GraphBuilder], Lowering]
@@ -39,6 +39,7 @@ class Built:
     kv: KVLayout
     groups: list[TensorGroup]
     graphs: list[Graph]
+    states: list[State] = field(default_factory=list)
     prefill: PrefillGraph | None = None
     short_rope: int | None = None
     encoder: EncoderDims | None = None
@@ -127,6 +128,7 @@ def step_graph(
     kv: KVLayout,
     vocab_size: int,
     *,
+    states: Sequence[State] = (),
     cross: KVLayout | None = None,
     turned: bool = False,
     bias: ScoresBias | None = None,
@@ -135,9 +137,9 @@ def step_graph(
 ) -> GraphBuilder:
     """The graph of one step.
 
-    cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. turned: its values are
-    transposed. bias: the family's own bias. chooses: it says which tokens are the likeliest as well. lower:
-    the target that it is written for.
+    states: of layers that keep those instead of keys and values. cross: the encoder's keys and values, of an
+    encoder-decoder; its steps may be trees. turned: its values are transposed. bias: the family's own bias. chooses: it
+    says which tokens are the likeliest as well. lower: the target that it is written for.
 
     Without an encoder it takes several sequences, of one token each: the kernel of attention takes no more.
     """
@@ -151,13 +153,15 @@ def step_graph(
         past={},
     )
     logit_rows = builder.input("logit_rows", INT64, ["R"])
-    # Layers without heads read the keys and values of others.
+    # Layers without heads read the keys and values of others, or keep a state.
     shapes: dict[int, Shape] = {
         i: [count, layer.heads, "C", layer.head_dim] for i, layer in enumerate(kv.layers) if layer.heads
     }
     for i, shape in shapes.items():
         key, value = (builder.input(f"past.{i}.{part}", op.dtype, shape) for part in ("key", "value"))
-        step.past[i] = (key, value)
+        step.past[i] = key, value
+    for state in states:
+        step.states[state.layer, state.name] = builder.input(state.input, FLOAT, [count, *state.shape])
     if cross is not None:
         for i, layer in enumerate(cross.layers):
             parts = zip(("key", "value"), cross_shapes(layer, turned), strict=True)
@@ -173,6 +177,9 @@ def step_graph(
     for i, shape in shapes.items():
         for value, part in zip(step.present[i], ("key", "value"), strict=True):
             add_output(builder, value, f"present.{i}.{part}", shape, op.dtype)
+    for state in states:
+        after = step.written[state.layer, state.name]
+        add_output(builder, after, f"present.{state.layer}.{state.name}", [count, *state.shape])
     return builder
 
 

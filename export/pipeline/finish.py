@@ -135,7 +135,9 @@ def finish_decoder(
 
         write_successors(writer, Bundle(writer.staging, manifest), engine, draft_text, options.report)
     kv8 = staged.kv8
-    if kv8 is None and all(layer.heads for layer in manifest.kv.layers):  # onnxruntime reads no other layer's bytes
+    with_states = {state.layer for state in manifest.states}
+    shared = any(not layer.heads and i not in with_states for i, layer in enumerate(manifest.kv.layers))
+    if kv8 is None and not shared:  # onnxruntime reads no other layer's bytes
         from edge.export.targets.cpu.kv8 import largest_of, write_kv8
 
         options.report(0, 0, "measuring keys and values")

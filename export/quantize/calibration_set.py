@@ -157,6 +157,7 @@ class TextSet(CalibrationSet):
             model.model(windows[:1], use_cache=False)
         _, family = find_family(model.config.model_type)
         self.head_scale = 1.0 if family.layers is None else family.layers(model.config).head_scale
+        self._final: nn.Module = getattr(model.model, "norm" if family.norms is None else family.norms.final)
 
     @property
     def embedding(self) -> nn.Parameter:
@@ -213,7 +214,7 @@ class TextSet(CalibrationSet):
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """Apply the final norm: return the head's input [S, hidden]."""
-        final: torch.Tensor = self.model.model.norm(hidden)[0]
+        final: torch.Tensor = self._final(hidden)[0]
         return final * self.head_scale
 
     def _hooks(self, layer: int, inputs: Inputs) -> Iterator[Any]:

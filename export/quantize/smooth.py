@@ -123,9 +123,8 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
     for match in map(_LAYER.fullmatch, checkpoint.names()):
         if match:
             layers[match[1]].add(match[2])
-    wanted = like.layer_shapes(config, norms).keys()
     for layer, names in layers.items():
-        if names != wanted:
+        if names != like.layer_shapes(config, norms, _number(layer)).keys():
             raise ExportError(
                 f"The layers of {checkpoint.name} cannot be smoothed for 8 bits, because {layer} has "
                 f"{', '.join(sorted(names))}, not the tensors of its family; choose --weights int4 or fp32, without "
@@ -134,9 +133,15 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
     return [site for layer in layers for site in _sites_of(layer, norms, like)]
 
 
+def _number(layer: str) -> int:
+    return int(layer.rpartition(".")[2])
+
+
 def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
     *inputs, output = (f"{layer}.self_attn.{name}.weight" for name in like.attention)
-    *gates, down = (f"{layer}.mlp.{name}.weight" for name in (*like.gates, like.down))
+    if (mixer := like.mixer(_number(layer))) is not None:
+        inputs = [f"{layer}.{mixer.name}.{name}.weight" for name in mixer.readers]
+    *gates, down = (f"{layer}.{like.mlp}.{name}.weight" for name in (*like.gates, like.down))
     read = (
         [(norms.attention, [*inputs, *gates])] if like.parallel else [(norms.attention, inputs), (norms.gates, gates)]
     )
@@ -160,7 +165,9 @@ def may_rotate(checkpoint: Checkpoint) -> bool:
     mean square norms of it, and add to it what their last matrices make."""
     norms, like = layer_norms(checkpoint), _layout(checkpoint)
     normed = norms.attention is not None and (norms.gates is not None or like.parallel)
-    return normed and not norms.centred and not any(norms.outputs) and like.output_norms is None
+    plain = not any(norms.outputs) and like.output_norms is None
+    layers = range(int(checkpoint.config["num_hidden_layers"]))
+    return normed and plain and not norms.centred and not any(map(like.mixer, layers))
 
 
 def _layout(checkpoint: Checkpoint) -> LlamaLike:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from edge.export.facts.tensors import EMBEDDING, HEAD, halves
 from edge.export.graph.families import find_family
 from edge.export.graph.llama_like import query_scales
 from edge.export.graph.rope import cos_sin, short_rope
+from edge.export.reference.recurrent import mixed
 from edge.runtime.check.perplexity import pieces
 
 Floats = NDArray[np.float32]
@@ -159,16 +161,26 @@ class Reference:
                 if after is not None:
                     made = self._norm(f"{name}.{after}", made)
                 x = x + made * np.float32(like.residual_scale)
-        x = self._stream_norm("model.norm", x)
+        x = self._stream_norm(f"model.{norms.final}", x)
         if observer is not None:
             observer.finals(x, places)
         return [x[place] for place in places]
 
     def _attention(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name, heads, like = f"model.layers.{layer}.self_attn", self._heads, self._like
+        if (mixer := like.mixer(layer)) is not None:
+            name = f"model.layers.{layer}.{mixer.name}"
+            read = partial(_read_in, self._checkpoint, name)
+            return mixed(mixer, x, texts, read, lambda m, rows: self._product(f"{name}.{m}", rows, texts, observer))
         *inputs, output = like.attention
         rows = (heads.query, heads.key_value, heads.key_value)
         made = np.concatenate([self._product(f"{name}.{member}", x, texts, observer) for member in inputs], -1)
+        if like.output_gate:
+            both, rest = np.split(made, [2 * heads.query * heads.dim], axis=-1)
+            of_query, gate = (
+                part.reshape(len(x), -1) for part in np.split(both.reshape(len(x), heads.query, -1), 2, axis=-1)
+            )
+            made = np.concatenate([of_query, rest], -1)
         parts = np.split(made, np.cumsum(rows)[:-1] * heads.dim, axis=-1)
         query, key, value = (
             part.reshape(len(x), n, heads.dim).swapaxes(0, 1) for part, n in zip(parts, rows, strict=True)
@@ -193,6 +205,8 @@ class Reference:
         cap = like.attention_softcap
         y = np.concatenate([_attended(query, key, value, text, window, cap, observer) for text in texts], 1)
         y = y.swapaxes(0, 1).reshape(len(x), -1)
+        if like.output_gate:
+            y = y / (1 + np.exp(-gate))
         if like.output_norms is not None:
             y = self._norm(f"{name}.{like.output_norms[0]}", y)
         return self._product(f"{name}.{output}", y, texts, observer)
@@ -203,7 +217,7 @@ class Reference:
         return rows + self._max_context if self._short is not None and size <= self._short else rows
 
     def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
-        name = f"model.layers.{layer}.mlp"
+        name = f"model.layers.{layer}.{self._like.mlp}"
         made = [self._product(f"{name}.{member}", x, texts, observer) for member in self._like.gates]
         if self._like.gated:
             gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
@@ -244,6 +258,10 @@ class Reference:
         weight = self._checkpoint.read(f"{name}.weight") + np.float32(self._norms.offset)
         mean = np.square(x).mean(-1, keepdims=True)
         return x / np.sqrt(mean + np.float32(self._eps)) * weight
+
+
+def _read_in(checkpoint: Checkpoint, block: str, name: str) -> Floats:
+    return checkpoint.read(f"{block}.{name}")
 
 
 def places_of(texts: Sequence[Tokens]) -> list[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,8 @@ def build_torch(checkpoint: Checkpoint) -> Any:
     from edge.export.checkpoint.model_config import auto_class
 
     config = AutoConfig.for_model(**checkpoint.config)
+    # Which says of recurrent layers that something else would be faster.
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     with no_init_weights():  # untouched pages cost no memory until they are filled
         model = auto_class(checkpoint.config).from_config(config, dtype=torch.float32)
     model.tie_weights()

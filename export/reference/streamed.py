@@ -41,7 +41,8 @@ class StreamedModel:
         self._checkpoint, self._copy = checkpoint, copy
         parameters = dict(self.model.named_parameters())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        missing = {id(p) for layer in self.layers for p in layer.parameters() if p.ndim > 1}
+        linears = (each for layer in self.layers for each in layer.modules() if isinstance(each, nn.Linear))
+        missing = {id(each.weight) for each in linears}
         for name, parameter in parameters.items():
             parameter.data = torch.empty(0) if id(parameter) in missing else self._read(name)
         load_buffers(self.model, checkpoint)

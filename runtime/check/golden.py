@@ -228,17 +228,19 @@ def _deviation(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) ->
     cache.exact = cache.states is None  # a token that fills a step up cannot be taken out of a state
     groups, random = engine.bundle.manifest.groups, np.random.default_rng(0)
     if cache.cross is not None and any(group.method.startswith("rows") for group in groups):
-        _round(cache.cross.buffers, random)
+        _round([part for pair in cache.cross.buffers for part in pair], random)
     deviation = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
     if any(group.block_size and not group.method.startswith("rows") for group in groups):
-        _round([(key[:, :, : cache.length], value[:, :, : cache.length]) for key, value in cache.buffers], random)
+        rows = [part[:, :, : cache.length] for pair in cache.buffers for part in pair if part.size]
+        states = [] if cache.states is None else [buffer.array for buffer in cache.states.part().values()]
+        _round([*rows, *states], random)
     for token, top in zip(answer, tops[1:], strict=False):
         deviation = max(deviation, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
     return deviation
 
 
-def _round(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], random: np.random.Generator) -> None:
-    """Change keys and values, in place, by as much as rounding activations to 8 bits does."""
-    for part in (part for pair in pairs for part in pair if part.size):  # a layer may keep nothing
+def _round(parts: Iterable[NDArray[Any]], random: np.random.Generator) -> None:
+    """Change keys, values and states, in place, by as much as rounding activations to 8 bits does."""
+    for part in parts:
         size = ROUNDING * float(np.sqrt(np.square(part).mean()))
         part += size * random.standard_normal(part.shape, np.float32)

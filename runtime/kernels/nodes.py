@@ -45,11 +45,11 @@ NORM_MORE = 6  # the first input of a product of ours that MatMulNBits has not: 
 GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours take along; of the first, silu alone
 # Operators of onnxruntime that move numbers, or compute each one or each row by itself.
 BY_ROWS = {
-    "Add", "ArgMax", "Cast", "Concat", "Constant", "Div", "Expand", "FastGelu", "Gather", "GatherBlockQuantized",
-    "GatherND", "Gelu", "Greater", "Identity", "If", "LayerNormalization", "Mul", "QuickGelu", "RMSNormalization",
-    "ReduceMax", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Size",
-    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze", "Sub", "Tanh",
-    "Transpose", "Unsqueeze",
+    "Add", "ArgMax", "Cast", "CausalConvWithState", "Concat", "Constant", "Div", "Expand", "FastGelu", "Gather",
+    "GatherBlockQuantized", "GatherND", "Gelu", "Greater", "Identity", "If", "LayerNormalization", "LinearAttention",
+    "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid",
+    "SimplifiedLayerNormalization", "Size", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice",
+    "Softplus", "Split", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
 }  # fmt: skip
 
 # The same of texts of one length, in graphs that make vectors.
@@ -69,9 +69,16 @@ def takes_bytes(graph: Any, layers: Sequence[KVLayer], limits: AttentionLimits) 
     """True if our kernels can compute all attention of a decoder's graph with an int8 KV cache: see
     `take_attention`."""
     small = [_small_step(node) for node in graph.node if node.op_type == "If"]
-    if len(small) != len(layers) or not _heads_fit(layers, limits):
+    if len(small) != len(layers) - len(_recurrent(graph, layers)) or not _heads_fit(layers, limits):
         return False
     return all(node and _attends(node, limits) for node in small)
+
+
+def _recurrent(graph: Any, layers: Sequence[KVLayer]) -> set[int]:
+    """The layers that keep a state and attend to nothing."""
+    names = [value.name.split(".") for value in graph.input if value.name.startswith("past.")]
+    kept = {int(number) for _, number, part in names if part not in ("key", "value")}
+    return {layer for layer in kept if not layers[layer].heads}
 
 
 def _heads_fit(layers: Sequence[KVLayer], limits: AttentionLimits) -> bool:

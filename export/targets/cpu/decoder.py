@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from edge.bundle import BundleWriter
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import heads_of
 from edge.export.facts.tensors import Weight
-from edge.export.graph.caches import decoder_kv, largest_dims
+from edge.export.graph.caches import decoder_kv, decoder_states, largest_dims
 from edge.export.graph.families import find_family
 from edge.export.graph.rope import short_rope
 from edge.export.graph.stacks import Decoder
@@ -55,14 +56,14 @@ def build_decoder(
     config = configuration(checkpoint.config)
     store = Weights(checkpoint, weights, writer)
     decoder: Decoder = family.build(config, store, max_context)
-    kv = decoder_kv(decoder)
-    graphs = [
-        write_graph(
-            writer, "decoder", DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True, lower=CPU).graph
-        )
-    ]
+    kv, states = decoder_kv(decoder), decoder_states(decoder)
+    builder = step_graph(decoder, kv, config.vocab_size, states=states, chooses=True, lower=CPU)
+    graphs = [write_graph(writer, "decoder", DECODER, builder.graph)]
     form = None
     if prefill is not None:
         graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
-    return Built(name, largest_dims(decoder, config), kv, store.groups(), graphs, form, short_rope(config, max_context))
+    dims = largest_dims(decoder, config)
+    if family.layers is not None and (wide := family.layers(config).wide) is not None:
+        dims = dataclasses.replace(dims, intermediate_size=wide)
+    return Built(name, dims, kv, store.groups(), graphs, states, form, short_rope(config, max_context))

@@ -41,20 +41,27 @@ Largest = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def write_kv8(writer: BundleWriter, largest: Sequence[Largest], tokens: int) -> Graph:
-    """Write the graph next to the decoder's, which was written before. largest: of each layer, on a text of so many
-    tokens."""
+    """Write the graph next to the decoder's, which was written before. largest: of each layer that attends, on a text
+    of so many tokens."""
     margin = MARGIN if tokens > FEW else MARGIN_OF_FEW
     graph = ir.load(writer.staging / DECODER).graph
     for_one_sequence(graph)  # it counts tokens, and writes them after one number of rows
     shared = _Shared(graph)
-    for layer, (node, found) in enumerate(zip(_attentions(graph), largest, strict=True)):
-        _replace(graph, node, layer, found, shared, margin)
+    for node, found in zip(_attentions(graph), largest, strict=True):
+        _replace(graph, node, _layer(node), found, shared, margin)
     graph.opset_imports[""] = OPSET
     return write_graph(writer, KV8, PATH, graph, ir_version=IR_VERSION)
 
 
 def _attentions(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.op_type == "GroupQueryAttention"]
+
+
+def _layer(node: ir.Node) -> int:
+    """The layer whose keys and values a node reads."""
+    past = node.inputs[PAST]
+    assert past is not None and past.name is not None
+    return int(past.name.split(".")[1])
 
 
 _AFTER_ROTATION = ("Reshape", "SimplifiedLayerNormalization")  # what norms the heads of keys
@@ -77,16 +84,18 @@ def _rotated(node: ir.Node) -> int:
 
 
 def largest_of(engine: Engine, windows: Iterable[NDArray[np.int64]]) -> list[Largest]:
-    """Return the largest keys and values of each layer for `write_kv8`, from texts [S] that run through the decoder's
-    graph."""
-    found = [no_rows(layer.heads, layer.head_dim) for layer in engine.bundle.manifest.kv.layers]
+    """Return the largest keys and values of each layer that attends for `write_kv8`, from texts [S] that run through
+    the decoder's graph."""
+    layers = engine.bundle.manifest.kv.layers
+    found = [no_rows(layer.heads, layer.head_dim) for layer in layers if layer.heads]
     rotated = [_rotated(node) for node in _attentions(ir.load(engine.bundle.path(DECODER)).graph)]
     cache = engine.new_cache()
     for tokens in windows:
         cache.reset()
         for piece in pieces(tokens[: cache.room]):
             engine.step(cache, piece)
-        for (key, value), largest, turned in zip(cache.buffers, found, rotated, strict=True):
+        attended = [pair for pair, layer in zip(cache.buffers, layers, strict=True) if layer.heads]
+        for (key, value), largest, turned in zip(attended, found, rotated, strict=True):
             take_largest(largest, key[0, :, : cache.length], value[0, :, : cache.length], turned)
     return found
 

@@ -171,6 +171,30 @@ class CPU(Lowering):
         taps = [self.Slice(padded, [i], [end], [1], [stride]) for i, end in enumerate((-2, -1, END))]
         return self.Add(self.MatMul(self.Concat(*taps, axis=2), weight), bias)
 
+    def causal_convolution(
+        self, x: Value, weight: Value, bias: Value | None, state: Value, *, silu: bool
+    ) -> tuple[Value, Value]:
+        """Rows have the same bits however a text is cut into steps, as those of `delta_rule` have."""
+        return self.fused.CausalConvWithState(
+            x, weight, bias, state, channels_last=1, activation="silu" if silu else "none", _outputs=2
+        )
+
+    def delta_rule(
+        self, query: Value, key: Value, value: Value, state: Value, decay: Value, rate: Value, *, heads: int
+    ) -> tuple[Value, Value]:
+        return self.fused.LinearAttention(
+            query,
+            key,
+            value,
+            state,
+            decay,
+            rate,
+            q_num_heads=heads,
+            kv_num_heads=heads,
+            update_rule="gated_delta",
+            _outputs=2,
+        )
+
     def full_attention(
         self, query: Value, key: Value, value: Value, bias: Value | None, *, heads: int, scale: float
     ) -> Value:

@@ -1,0 +1,83 @@
+"""What a layer may have in place of attention: recurrent and convolutional mixers, which keep states of fixed size.
+
+Each says the `name` of its block in the checkpoint, the `tensors` there with their shapes, which of its matrices are
+`readers` of what the norm before it makes, and the `states` that it keeps of a text, with their shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """LFM 2's: a projection makes b, c and x [S, width]; the result is a projection of c * conv(b * x), where conv
+    weighs the last `taps` tokens, of each channel by itself. bias: of projections and convolution."""
+
+    name: ClassVar[str] = "conv"
+    readers: ClassVar[tuple[str, ...]] = ("in_proj",)
+    width: int
+    taps: int
+    bias: bool = False
+
+    @property
+    def tensors(self) -> Shapes:
+        sizes: Shapes = {
+            "in_proj.weight": (3 * self.width, self.width),
+            "conv.weight": (self.width, 1, self.taps),
+            "out_proj.weight": (self.width, self.width),
+        }
+        return sizes | ({f"{n.removesuffix('weight')}bias": s[:1] for n, s in sizes.items()} if self.bias else {})
+
+    @property
+    def states(self) -> Shapes:
+        return {"conv": (self.taps - 1, self.width)}
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Qwen 3.5's linear attention by the gated delta rule. Queries, keys and values are made by one projection, and a
+    convolution over the last `taps` tokens; each value head has a state [key dim, value dim].
+
+    width: of the residual stream. keys, values: heads. eps: of the norm of what is read.
+    """
+
+    name: ClassVar[str] = "linear_attn"
+    readers: ClassVar[tuple[str, ...]] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    width: int
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    eps: float
+
+    @property
+    def channels(self) -> int:
+        """Channels of queries, keys and values together."""
+        return 2 * self.keys * self.key_dim + self.values * self.value_dim
+
+    @property
+    def tensors(self) -> Shapes:
+        inner = self.values * self.value_dim
+        return {
+            "dt_bias": (self.values,),
+            "A_log": (self.values,),
+            "conv1d.weight": (self.channels, 1, self.taps),
+            "norm.weight": (self.value_dim,),
+            "in_proj_qkv.weight": (self.channels, self.width),
+            "in_proj_z.weight": (inner, self.width),
+            "in_proj_b.weight": (self.values, self.width),
+            "in_proj_a.weight": (self.values, self.width),
+            "out_proj.weight": (self.width, inner),
+        }
+
+    @property
+    def states(self) -> Shapes:
+        return {"conv": (self.taps - 1, self.channels), "delta": (self.values, self.key_dim, self.value_dim)}
+
+
+Mixer = ShortConvolution | GatedDelta
