@@ -63,11 +63,9 @@ class Smoothing:
         self._checkpoint = checkpoint
         self._options = options
         names = set(rounded)
-        layers = any(map(_LAYER.fullmatch, names))  # and of a decoder that is not like Llama no site is known
-        known = layers and is_like_llama(str(checkpoint.config.get("model_type")))
         sites = [
             site
-            for site in (find_sites(checkpoint) if known else [])
+            for site in (find_sites(checkpoint) if any(map(_LAYER.fullmatch, names)) else [])
             if names.issuperset([*site.readers, *(n for n in site.rows if n.endswith(".weight"))])
         ]
         self._columns = {name: site for site in sites for name in site.readers}
@@ -113,11 +111,13 @@ class Smoothing:
 
 
 def find_sites(checkpoint: Checkpoint) -> list[_Site]:
-    """The sites of all layers.
+    """The sites of all layers; of a decoder that is not like Llama none is known.
 
     Raises:
         ExportError: what the matrices of a layer read is unknown.
     """
+    if not is_like_llama(str(checkpoint.config.get("model_type"))):
+        return []
     norms, like, config = layer_norms(checkpoint), _layout(checkpoint), SimpleNamespace(**checkpoint.config)
     layers = defaultdict[str, set[str]](set)
     for match in map(_LAYER.fullmatch, checkpoint.names()):

@@ -94,7 +94,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_architecture_that_gguf_files_have_is_tried() -> None:
     known = {name for name, entry in FAMILIES.items() if "gguf" in entry.traits}
-    assert {*MODELS, "t5", "mt5"} == known | {"mistral"}  # whose files have the architectures llama and t5
+    unread = {"gemma3n_text", "gemma4_text"}  # which the reference in numpy does not know
+    assert {*MODELS, "t5", "mt5"} == (known | {"mistral"}) - unread  # whose files have the architectures llama and t5
 
 
 @pytest.mark.parametrize("kind", MODELS)

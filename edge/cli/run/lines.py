@@ -11,16 +11,17 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import taken
 from edge.cli.ending import INTERRUPTED
 from edge.cli.progress import bar
 from edge.cli.run.answer_output import AnswerOutput
+from edge.cli.run.line_answers import Answer, Answers, Line
 from edge.cli.run.terminal import peak_memory
 from edge.errors import InputError
 from edge.runtime.load_options import LoadOptions
@@ -42,21 +43,6 @@ FORM = 2  # of what is kept of each answer: another one is not mixed in
 CUT = ("length", "context")  # why an answer that might go on ended
 
 _BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\\]")  # what ends a line for somebody, and backslashes
-
-
-class Answer(NamedTuple):
-    """The whole answer to one text: as it is printed, without a line end after it; its number of tokens; and whether
-    it ended because there may not be more."""
-
-    shown: str
-    tokens: int = 0
-    cut: bool = False
-
-
-Line = tuple[int, str]
-"""A line and its place before it, counted from 0."""
-Answers = Generator[tuple[int, Answer], None, None]
-"""The place of each line, and the answer to it."""
 
 
 def run_lines(

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge.cli.run.line_answers import Answer, Answers, Line
 from edge.extras import needing
 from edge.runtime.decode.generate_options import never
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.cli.run.lines import Answers, Line
     from edge.cluster.address import Cluster
     from edge.cluster.lines import Job
     from edge.runtime.load_options import LoadOptions
@@ -49,8 +49,6 @@ def spread(job: Job, model: Loaded, lines: Sequence[Line], work: partial[Answers
     """The answers of a cluster to lines. model: which has checked them here, and is closed."""
     model.close()
     elsewhere: Callable[..., Answers] = partial(work, options=replace(work.keywords["options"], interrupted=never))
-    from edge.cli.run.lines import Answer
-
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing here looks whether it was pressed
     try:
         for place, fields in job.answers(lines, elsewhere):

@@ -253,8 +253,8 @@ def test_only_decoders_have_a_perplexity(
     options: tuple[str, ...], run: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = fake_text2text(tmp_path / "fake.edge")[0].bundle
-    for place in ("edge.bundle", "edge.cli.eval_skip"):
-        monkeypatch.setattr(f"{place}.open_bundle", lambda path: bundle)
+    for place in ("edge.cli.answering", "edge.cli.eval_skip"):
+        monkeypatch.setattr(f"{place}.open_answering", lambda path: bundle)
     assert run(bundle.root, "--text", text, *options) == (
         2,
         "",
@@ -262,8 +262,8 @@ def test_only_decoders_have_a_perplexity(
         "--summarize measures this one.\n",
     )
     listening = Bundle(bundle.root, dataclasses.replace(bundle.manifest, speech=object(), text=None))  # type: ignore
-    for place in ("edge.bundle", "edge.cli.eval_skip"):
-        monkeypatch.setattr(f"{place}.open_bundle", lambda path: listening)
+    for place in ("edge.cli.answering", "edge.cli.eval_skip"):
+        monkeypatch.setattr(f"{place}.open_answering", lambda path: listening)
     status, _, err = run(bundle.root, "--text", text, *options)
     assert status == 2 and "fake reads audio" in err and "--translate" not in err
 

@@ -95,7 +95,7 @@ def test_answers_may_come_from_a_cache_in_int8(
 def translator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Text2Text:
     """An encoder-decoder in the place of every bundle, which writes in capitals, with four beams if not told else."""
     model, _ = fake_text2text(tmp_path / "fake.edge", generation=Generation(num_beams=4))
-    monkeypatch.setattr("edge.cli.eval_tasks.open_bundle", lambda path: model.bundle)
+    monkeypatch.setattr("edge.cli.eval_tasks.open_answering", lambda path: model.bundle)
     monkeypatch.setattr("edge.cli.eval_tasks.load", lambda *args, **options: model)
     return model
 

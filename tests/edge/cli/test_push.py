@@ -270,7 +270,7 @@ def test_a_model_that_the_app_cannot_measure_is_copied(
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     files = [dataclasses.replace(file, sha256=empty) if file.size == 0 else file for file in translator.manifest.files]
     translator = dataclasses.replace(translator, manifest=dataclasses.replace(translator.manifest, files=files))
-    monkeypatch.setattr("edge.cli.push.open_bundle", lambda path: translator)
+    monkeypatch.setattr("edge.cli.push.open_answering", lambda path: translator)
     assert "the app measures chat models only; omit it for paper." in refused("-o", "x.json")
     status, out, _ = push()
     assert status == 0 and "Profile  none: the app measures chat models only" in out

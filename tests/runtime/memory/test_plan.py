@@ -475,7 +475,7 @@ def test_a_translator_is_planned_for_a_usual_text_and_the_longest_is_said(
     translator = encoder_decoder(paper_bundle, "text")
     manifest = dataclasses.replace(translator.manifest, context=8192)
     long = Bundle(translator.root, manifest)
-    monkeypatch.setattr("edge.cli.plan.open_bundle", lambda path: long)
+    monkeypatch.setattr("edge.cli.plan.open_answering", lambda path: long)
     monkeypatch.setattr(Bundle, "check_sizes", lambda self: None)
     assert main(["plan", str(long.root)]) == 0
     said = capsys.readouterr().out

@@ -18,7 +18,8 @@ import pytest
 from fake_text2text import LANGUAGES, FakeText2TextEngine, fake_text2text
 
 from edge.bundle import Bundle
-from edge.cli.run.lines import Answer, side_by_side
+from edge.cli.run.line_answers import Answer
+from edge.cli.run.lines import side_by_side
 from edge.manifest import Generation, TextFormat
 
 Run = Callable[..., tuple[int, str, str]]
