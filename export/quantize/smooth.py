@@ -37,6 +37,7 @@ TOKENS = 256  # of the calibration text: the largest channels are the same ones 
 MIN_SCALE = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
 
 _LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)")
+_SITED = re.compile(r"model\.layers\.\d+\.(?!.*\.(?:o|down)_proj\.weight$).+")  # each site has one of them
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Smoothing:
         names = set(rounded)
         sites = [
             site
-            for site in (find_sites(checkpoint) if any(map(_LAYER.fullmatch, names)) else [])
+            for site in (find_sites(checkpoint) if any(map(_SITED.fullmatch, names)) else [])
             if names.issuperset([*site.readers, *(n for n in site.rows if n.endswith(".weight"))])
         ]
         self._columns = {name: site for site in sites for name in site.readers}

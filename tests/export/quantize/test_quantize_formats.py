@@ -40,8 +40,9 @@ class Stored:
     def shape(self, name: str) -> tuple[int, ...]:
         return (4,) if name == "model.norm.weight" else self.read(name).shape
 
-    def read(self, name: str) -> np.ndarray:
-        return self._blocks[name].dequantize() if name in self._blocks else self._floats[name]
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        values = self._blocks[name].dequantize() if name in self._blocks else self._floats[name]
+        return values[rows or slice(None)]
 
     def form(self, name: str) -> Format | None:
         return {"Q4_0": Format(4, 32), "Q8_0": Format(8, 32)}.get(self._types[name])
