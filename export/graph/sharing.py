@@ -3,13 +3,13 @@ layers have no keys and values of their own: they read those of an earlier layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnxscript import nn
 
-from edge.export.facts.family import QKVO, Heads
+from edge.export.facts.family import QKVO, Heads, has_bias
 from edge.export.graph.blocks import HeadNorm, Step, take
 from edge.export.graph.linear import Projections, linear
 from edge.export.graph.operators import Lowering, Value
@@ -30,6 +30,27 @@ def unread(config: Any) -> list[str]:
     members = ("k_proj", "v_proj", "k_norm", "v_norm")
     layers = range(first, config.num_hidden_layers)
     return [f"model.layers.{i}.self_attn.{member}.weight" for i in layers for member in members]
+
+
+def shapes(
+    layer: str, config: Any, heads: Heads, projections: Mapping[str, int], wide: int
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer's attention and feed-forward block, by transformers' names.
+
+    projections: of attention, but for the output's, with their heads. wide: channels of the feed-forward block.
+    """
+    hidden = config.hidden_size
+    linears = {f"self_attn.{member}": (count * heads.dim, hidden) for member, count in projections.items()}
+    linears["self_attn.o_proj"] = (hidden, heads.query * heads.dim)
+    found: dict[str, tuple[int, ...]] = {}
+    for member, size in linears.items():
+        found[f"{layer}.{member}.weight"] = size
+        if has_bias(config.attention_bias, member):
+            found[f"{layer}.{member}.bias"] = size[:1]
+    for norm in ("q_norm", "k_norm") if "k_proj" in projections else ("q_norm",):
+        found[f"{layer}.self_attn.{norm}.weight"] = (heads.dim,)
+    found |= {f"{layer}.mlp.{member}_proj.weight": (wide, hidden) for member in ("gate", "up")}
+    return found | {f"{layer}.mlp.down_proj.weight": (hidden, wide)}
 
 
 class PlainHeadNorm(HeadNorm):

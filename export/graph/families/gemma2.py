@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from edge.errors import ExportError
-from edge.export.facts.family import GGUF, LlamaLike, Norms
+from edge.export.facts.family import GGUF, LlamaLike
 from edge.export.facts.gguf_metadata import Metadata
+from edge.export.graph.families.gemma3 import GGUF_NAMES, NORMS
 from edge.export.graph.llama_like import llama_like
 
 NAME = "gemma2"
@@ -43,12 +44,4 @@ def gguf(m: Metadata) -> dict[str, Any]:
     }
 
 
-FAMILY = llama_like(
-    layers,
-    norms=Norms(
-        gates="pre_feedforward_layernorm",
-        outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
-        offset=1.0,  # the checkpoint's norm weights are stored minus one
-    ),
-    gguf=GGUF(gguf, names={"ffn_norm": "pre_feedforward_layernorm"}),
-)
+FAMILY = llama_like(layers, norms=NORMS, gguf=GGUF(gguf, names=GGUF_NAMES))

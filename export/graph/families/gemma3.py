@@ -45,12 +45,10 @@ def gguf(m: Metadata) -> dict[str, Any]:
     }
 
 
-FAMILY = llama_like(
-    layers,
-    norms=Norms(
-        gates="pre_feedforward_layernorm",
-        outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
-        offset=1.0,  # the checkpoint's norm weights are stored minus one
-    ),
-    gguf=GGUF(gguf, names={"ffn_norm": "pre_feedforward_layernorm"}),
+NORMS = Norms(
+    gates="pre_feedforward_layernorm",
+    outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
+    offset=1.0,  # the checkpoint's norm weights are stored minus one
 )
+GGUF_NAMES = {"ffn_norm": "pre_feedforward_layernorm"}
+FAMILY = llama_like(layers, norms=NORMS, gguf=GGUF(gguf, names=GGUF_NAMES))

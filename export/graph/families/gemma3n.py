@@ -10,7 +10,7 @@ import numpy as np
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.facts.family import GGUF, Family, has_bias, heads_of
+from edge.export.facts.family import GGUF, Family, heads_of
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph import altup, per_layer, sharing
 from edge.export.graph.altup import AltUp, Gathered, Spread
@@ -145,16 +145,7 @@ def shapes(config: Any) -> dict[str, tuple[int, ...]]:
     for i, source in enumerate(sources(config.layer_types, config.num_kv_shared_layers)):
         name, wide = f"model.layers.{i}", config.intermediate_size[i]
         members = rows if source is None else {"q_proj": heads.query}
-        linears = {f"self_attn.{member}": (count * heads.dim, hidden) for member, count in members.items()}
-        linears["self_attn.o_proj"] = (hidden, heads.query * heads.dim)
-        for member, size in linears.items():
-            found[f"{name}.{member}.weight"] = size
-            if has_bias(config.attention_bias, member):
-                found[f"{name}.{member}.bias"] = size[:1]
-        for norm in ("q_norm", "k_norm")[: 1 if source is not None else 2]:
-            found[f"{name}.self_attn.{norm}.weight"] = (heads.dim,)
-        found |= {f"{name}.mlp.{member}_proj.weight": (wide, hidden) for member in ("gate", "up")}
-        found[f"{name}.mlp.down_proj.weight"] = (hidden, wide)
+        found |= sharing.shapes(name, config, heads, members, wide)
         found |= {f"{name}.{norm}.weight": (hidden,) for norm in NORMS} | altup.shapes(f"{name}.altup", config)
         found[f"{name}.laurel.linear_left.weight"] = (config.laurel_rank, hidden)
         found[f"{name}.laurel.linear_right.weight"] = (hidden, config.laurel_rank)

@@ -9,7 +9,7 @@ from typing import Any
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.facts.family import GGUF, Family, Heads, has_bias
+from edge.export.facts.family import GGUF, Family, Heads
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph import per_layer, sharing
 from edge.export.graph.blocks import GatedMLP, ResidualNorm, RMSNorm, Step, Stream
@@ -145,16 +145,7 @@ def shapes(config: Any) -> dict[str, tuple[int, ...]]:
             del rows["k_proj"], rows["v_proj"]
         elif values_are_keys(config, i):
             del rows["v_proj"]
-        linears = {f"self_attn.{member}": (count * heads.dim, hidden) for member, count in rows.items()}
-        linears["self_attn.o_proj"] = (hidden, heads.query * heads.dim)
-        for member, size in linears.items():
-            found[f"{name}.{member}.weight"] = size
-            if has_bias(config.attention_bias, member):
-                found[f"{name}.{member}.bias"] = size[:1]
-        for norm in ("q_norm", "k_norm")[: 1 if source is not None else 2]:
-            found[f"{name}.self_attn.{norm}.weight"] = (heads.dim,)
-        found |= {f"{name}.mlp.{member}_proj.weight": (wide, hidden) for member in ("gate", "up")}
-        found[f"{name}.mlp.down_proj.weight"] = (hidden, wide)
+        found |= sharing.shapes(name, config, heads, rows, wide)
         found |= {f"{name}.{norm}.weight": (hidden,) for norm in NORMS} | {f"{name}.{SCALAR}": (1,)}
     if config.hidden_size_per_layer_input:
         found |= per_layer.shapes(config)
