@@ -24,6 +24,15 @@ def read_whole(file: BinaryIO, name: str) -> bytes:
     return data
 
 
+def read_line(file: BinaryIO, name: str) -> bytes:
+    """Read the next line with its end, or nothing at the file's end; InputError if it is too long. name: its own, for
+    error messages."""
+    data = file.readline(MOST_LINE + 1)
+    if len(data) > MOST_LINE:
+        raise InputError(f"{name} has more than {MOST_LINE >> 20} MiB; split it.")
+    return data
+
+
 def read_text(path: Path, kind: str = "") -> str:
     """A file's text. kind: what errors call the file, before its path.
 

@@ -108,17 +108,15 @@ def _texts(args: argparse.Namespace) -> Iterator[str]:
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
     from edge.cli.run.prompt import decoded
-    from edge.text_file import MOST_LINE
+    from edge.text_file import read_line
 
     with file:
         for number in itertools.count(1):
             name = f"Line {number} of {path}"
             try:
-                data = file.readline(MOST_LINE + 1)
+                data = read_line(file, name)
             except OSError as e:
                 raise InputError(f"{name} cannot be read: {e.strerror}.") from None
-            if len(data) > MOST_LINE:
-                raise InputError(f"{name} has more than {MOST_LINE >> 20} MiB; split it.")
             if not data:
                 return
             yield decoded(data, name)

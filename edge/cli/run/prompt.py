@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge.cli.streams import StandardInputClosed
 from edge.errors import InputError
-from edge.text_file import MOST_LINE, lines_of, read_whole
+from edge.text_file import lines_of, read_line, read_whole
 
 BETWEEN = "\n\n"  # the parts of a prompt
 DASH = "-"  # standard input, where a file or a prompt is named
@@ -78,11 +78,9 @@ def lines_of_input() -> Iterator[tuple[str, str]]:
         name = f"Line {number} of standard input"
         try:
             with _told_what_is_waited_for() if number == 1 else contextlib.nullcontext():
-                data = sys.stdin.buffer.readline(MOST_LINE + 1)
+                data = read_line(sys.stdin.buffer, name)
         except OSError as e:
             raise InputError(f"{STDIN} cannot be read: {e.strerror}.") from None
-        if len(data) > MOST_LINE:
-            raise InputError(f"{name} has more than {MOST_LINE >> 20} MiB; split it.")
         if not data:
             return
         yield name, decoded(data, name)
