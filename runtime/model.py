@@ -68,9 +68,8 @@ class Model(Loaded):
         self._making = threading.Lock()  # what several threads may ask for first
 
     def close(self) -> None:
-        prefixes, self._prefixes = self._prefixes, None
-        if prefixes is not None:
-            prefixes.close()
+        if self._prefixes is not None:
+            self._prefixes.close()
         super().close()
 
     @property

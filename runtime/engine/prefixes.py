@@ -58,7 +58,7 @@ class Prefixes:
         plain = engine.routes is None and engine.long_rope is None and engine.prefill is None and engine.encoder is None
         here = not engine.remote and engine.target is None
         self._known = plain and here and not engine.bundle.manifest.states
-        self._engine, self._chunk = engine, chunk
+        self._ref, self._chunk = weakref.ref(engine), chunk  # a closed model lets its engine go
         # Whether rows are the same however they were run, those of answers too.
         self.exact = self._known and engine.independent
         self._most: int | None = RECENT
@@ -66,6 +66,12 @@ class Prefixes:
         self._texts = list[Known]()  # the one that was used last is at the end
         # Taken again where the collector ends a stream of the thread that has it, which leaves its text here.
         self._lock = threading.RLock()
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._ref()
+        assert engine is not None, "nothing is asked of a model that was closed"
+        return engine
 
     @property
     def limit(self) -> int:
