@@ -29,8 +29,9 @@ from report import table
 import edge
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Result
+from edge.runtime.decode.form import SCHEMA, Form
 from edge.runtime.decode.generate_options import GenerateOptions
-from edge.runtime.decode.grammar import SCHEMA, Constrained, Form, constrained, for_grammars
+from edge.runtime.decode.grammar import Constrained, constrained, for_grammars
 from edge.runtime.decode.sampling import greedy
 from edge.runtime.model import Model
 

@@ -12,26 +12,34 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "tests" / "fixtures"
 
-DECODERS = (
-    *(
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma3_text",
-        "phi3",
-        "smollm3",
-        "olmo2",
-        "granite",
-        "ministral3",
-        "olmo3",
-    ),
-    *("exaone4", "ernie4_5", "hunyuan_v1_dense", "cohere2", "starcoder2", "bitnet"),
-)
+ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4}
+SHARED = {**KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 16, "hidden_size_per_layer_input": 8}
+PER_LAYER = {**SHARED, "vocab_size_per_layer_input": 100}
+DECODERS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3")},
+    **{name: {} for name in ("olmo2", "olmo3", "granite", "exaone4", "ernie4_5", "cohere2", "starcoder2", "stablelm")},
+    "bitnet": {},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "gemma2": {"head_dim": 16},
+    "gemma4_text": {**PER_LAYER, "global_head_dim": 16},
+    "gemma3n_text": {**PER_LAYER, "laurel_rank": 8, "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0]},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.25},
+    },
+    "lfm2": {"block_multiple_of": 32, "layer_types": ["conv", "full_attention"], "rope_parameters": ROTATION},
+}
 SENTENCEPIECE = {"t5": "spiece.model", "marian": "source.spm"} | dict.fromkeys(
     ("m2m100", "nllb"), "sentencepiece.bpe.model"
 )
@@ -220,8 +228,9 @@ def families(out: Path) -> None:
 
     for name in CONFIGS:
         model_of(name).save_pretrained(out / name)
-    for name in DECODERS:
-        tiny_model(name, hidden_size=48, num_hidden_layers=2, intermediate_size=64).save_pretrained(out / name)
+    small = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 64}
+    for name, settings in DECODERS.items():
+        tiny_model(name, **small | settings).save_pretrained(out / name)
     for folder in out.iterdir():
         shutil.copy(_need(out.parent, "directory") / "tokenizer.json", folder)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge.errors import InputError
-from edge.runtime.decode.grammar import WRITTEN, check_bounds, for_grammars
+from edge.runtime.decode.form import check_bounds
+from edge.runtime.decode.grammar import WRITTEN, for_grammars
 from edge.runtime.options import shown
 from edge.runtime.text.tokenizer import overlap
 from edge.serve.tool_talk import MISTRALS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.runtime import options
-from edge.runtime.decode.grammar import LONGEST
+from edge.runtime.decode.form import LONGEST
 from edge.serve import audio, bias, embeddings, fields, messages, ollama, openai, responses, responses_input, tools
 from edge.serve.answering import TOP_LOGPROBS
 from edge.serve.openapi_schema import FLAG, LABEL, NULL, Schema, array, either, integer, number, one_of, record, text

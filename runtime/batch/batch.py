@@ -18,8 +18,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.runtime.batch.answer import BatchAnswer
-from edge.runtime.decode.answer import drafts_of
-from edge.runtime.decode.forced import Forced
+from edge.runtime.decode.answer import drafts_of, forced
 from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import decode_steps, prefill
 from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
@@ -299,7 +298,7 @@ class Batch:
             ends = dataclasses.replace(answer.ends, max_tokens=max(1, left))
             drafts = drafts_of(self._speculation, before, ends, self._text, answer.options, answer.timings)
             if answer.options.form is not None:
-                drafts = Forced(drafts, self._chunk, answer.timings)
+                drafts = forced(drafts, self._chunk, answer.timings)
             self._alone = decode_steps(self._engine, cache, answer.last, answer.sampler, drafts, never)
         try:
             for token in next(self._alone):

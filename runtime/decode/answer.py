@@ -11,9 +11,7 @@ import numpy as np
 
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.answer_text import AnswerText
-from edge.runtime.decode.forced import Forced
 from edge.runtime.decode.generate_options import GenerateOptions
-from edge.runtime.decode.grammar import constrained
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import RANDOM, Sampler, SamplingOptions, make_sampler
 from edge.runtime.decode.thoughts import CLOSING, THINK_TOKENS, Closing
@@ -195,7 +193,7 @@ def answer(
     sampler = chooser(options, prompt, ends, block, text)
     drafts = drafts_of(speculation, prompt, ends, text, options, timings)
     if options.form is not None:
-        drafts = Forced(drafts, chunk, timings)
+        drafts = forced(drafts, chunk, timings)
 
     def made() -> Generator[int, None, None]:
         new = np.asarray(prompt[cache.length :], np.int64)
@@ -233,7 +231,11 @@ def _known(
 
 def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:
     """Return the sampler of an answer to `prompt`. It also closes thoughts that have reached their maximum length."""
-    sampler = constrained(make_sampler(options, prompt), text, options.form)
+    sampler = make_sampler(options, prompt)
+    if options.form is not None:
+        from edge.runtime.decode.grammar import constrained
+
+        sampler = constrained(sampler, text, options.form)
     return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
 
 
@@ -266,6 +268,13 @@ def drafts_of(
     drafts = speculation.drafts(prompt, most, ends=text.eos, drawn=drawn, source=source, figures=timings.speculation)
     timings.speculation = drafts.figures
     return drafts
+
+
+def forced(drafts: Drafts, chunk: int, timings: Timings) -> Drafts:
+    """The drafts of an answer that keeps to a form: see `Forced`, which other answers need not load."""
+    from edge.runtime.decode.forced import Forced
+
+    return Forced(drafts, chunk, timings)
 
 
 @dataclass(frozen=True)

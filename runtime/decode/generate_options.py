@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError
-from edge.runtime.decode.grammar import FORMS, Form, expression, json_schema
+from edge.runtime.decode.form import FORMS, Form, expression, json_schema
 from edge.runtime.decode.sampling import SamplingOptions
 from edge.runtime.options import Others, flag, function, integer, option, texts, unless_none
 

@@ -6,27 +6,25 @@ happens where a token is chosen, so that drafts stay lossless, and answers that 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import InputError, on_one_line
+from edge.errors import InputError
 from edge.extras import needing
+from edge.runtime.decode.form import NOTHING, REGEX, SCHEMA, Form, refused, sentence
 from edge.runtime.decode.sampling import Sampler
-from edge.runtime.options import Check, shown
 
 if TYPE_CHECKING:
     from edge.runtime.text.tokenizer import Text
 
-LONGEST = 1 << 18  # characters of a schema, an expression or a grammar
 ROW = 20_000  # ways to go on that llguidance follows at a time: an object of 2,000 optional fields has 8,007
 AHEAD = 64  # forced tokens at the beginning that are looked through for an end
 # Numbers in whose steps llguidance counts a multiple: it makes a state for each, 100,000 in 0.4 s, and has no limit.
@@ -34,8 +32,6 @@ MULTIPLES = 100_000
 PLACES = 20  # decimal places of a number of which there may be multiples
 COMBINING = "allOf", "anyOf", "oneOf", "$ref"  # with which a value may have to be a multiple of several numbers
 EXTRA = "grammar"
-NOTHING = "nothing satisfies it"
-SCHEMA, REGEX, GRAMMAR = FORMS = "json_schema", "regex", "grammar"
 # JSON as Python writes it, on one line: where white space is free, a small model may go on with it for ever.
 WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -49,82 +45,13 @@ _TOKENIZERS = WeakKeyDictionary["Text", Any]()
 _MAKING = threading.Lock()
 
 
-class Form(NamedTuple):
-    """The form of an answer: one of `FORMS`, and its text."""
-
-    kind: str
-    text: str
-
-
-def json_schema(value: Any) -> str:
-    """The check of a JSON schema: a mapping, a JSON text, or a class of pydantic's. Gives its text."""
-    if isinstance(value, type) and callable(getattr(value, "model_json_schema", None)):
-        value = value.model_json_schema()  # type: ignore[attr-defined]
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-        if isinstance(found, bool):
-            found = {} if found else {"enum": []}
-        if not isinstance(found, Mapping):
-            raise ValueError("it is no object")
-        check_bounds(found)
-        return _checked(json.dumps(found), "JSON schema")
-    except (ValueError, TypeError, RecursionError) as e:
-        raise InputError(f"The JSON schema is none ({on_one_line(e)}); got {shown(value)}.") from None
-
-
-def check_bounds(schema: Any) -> None:
-    """Raise InputError where a number is to be above a whole one and within 1 of it, away from 0: llguidance lets that
-    one through."""
-    if isinstance(schema, Mapping):
-        for name, others, sign in (
-            ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1),
-            ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1),
-        ):
-            bound = _number(schema.get(name))
-            if bound is None or bound != round(bound) or bound * sign < 0:
-                continue
-            for other in others:
-                end = _number(schema.get(other))
-                if schema.get("type") != "integer" and end is not None and 0 < (end - bound) * sign < 1:
-                    raise _refused(
-                        f"with {name} {bound:g} and {other} {end:g}, {bound:g} itself could come; write a "
-                        f"{name.removeprefix('exclusive').lower()} that is a little {'more' if sign > 0 else 'less'}"
-                    )
-    if isinstance(schema, Mapping | list | tuple):
-        for each in schema.values() if isinstance(schema, Mapping) else schema:
-            check_bounds(each)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and abs(value) <= 1e15 else None  # which NaN is not
-
-
-def expression(name: str) -> Check:
-    """A check of a regular expression or a grammar."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or not value:
-            raise InputError(f"The {name} must be a text, not {shown(value)}.")
-        return _checked(value, name)
-
-    return check
-
-
-def _checked(text: str, name: str) -> str:
-    if len(text) > LONGEST:
-        raise InputError(f"The {name} has {len(text):,} characters, and none may have more than {LONGEST:,}.")
-    return text
-
-
-def constrained(sampler: Sampler, text: Text, form: Form | None) -> Sampler:
-    """The sampler of an answer that has the given form, if any.
+def constrained(sampler: Sampler, text: Text, form: Form) -> Sampler:
+    """The sampler of an answer that has the given form.
 
     Raises:
         InputError: the form cannot be obeyed.
         MissingExtraError: llguidance is not installed.
     """
-    if form is None:
-        return sampler
     with needing("An answer in a given form", EXTRA):
         from llguidance import LLMatcher, LLParserLimits
     _check_multiples(form.text)
@@ -135,13 +62,13 @@ def constrained(sampler: Sampler, text: Text, form: Form | None) -> Sampler:
             make = LLMatcher.grammar_from_regex if form.kind == REGEX else LLMatcher.grammar_from_lark
             compiled = make(form.text)
     except ValueError as e:  # it is nested too deep
-        raise _refused(str(e)) from None
+        raise refused(str(e)) from None
     tokenizer = for_grammars(text)
     limits = LLParserLimits(max_items_in_row=ROW, verbose_errors=False)
     matcher = LLMatcher(tokenizer, compiled, log_level=0, limits=limits)
     # A warning is about something that would not be obeyed.
     if told := [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
-        raise _refused(told[0])
+        raise refused(told[0])
     found = Constrained(sampler, matcher, tokenizer.vocab_size, text.eos)
     found.check()
     return found
@@ -154,7 +81,7 @@ def _check_multiples(text: str) -> None:
     try:
         multiples = [abs(number) for each in said if (number := Decimal(each).normalize())]
     except ArithmeticError:
-        raise _refused(f"there are no multiples of {said[0]}") from None
+        raise refused(f"there are no multiples of {said[0]}") from None
     steps = [1]
     if any(abs(each.adjusted()) > PLACES for each in multiples):
         steps = [MULTIPLES + 1]
@@ -165,7 +92,7 @@ def _check_multiples(text: str) -> None:
         else:
             steps = [int(each.scaleb(n)) for each, n in zip(multiples, places, strict=True)]
     if max(steps) > MULTIPLES:
-        raise _refused(f"multiples of {', '.join(dict.fromkeys(said[:5]))} take too many steps to count")
+        raise refused(f"multiples of {', '.join(dict.fromkeys(said[:5]))} take too many steps to count")
 
 
 def _character(found: re.Match[str]) -> str:
@@ -180,16 +107,6 @@ def for_grammars(text: Text) -> Any:
         if (found := _TOKENIZERS.get(text)) is None:
             found = _TOKENIZERS[text] = LLTokenizer(str(text.path), eos_token=sorted(text.eos))
         return found
-
-
-def _refused(why: str) -> InputError:
-    return InputError(f"The form that the answer is to have cannot be obeyed: {_sentence(why)}.")
-
-
-def _sentence(said: str) -> str:
-    if said.startswith("NoExtension"):
-        return NOTHING
-    return " ".join(said.partition("<state>")[0].split())[:300].rstrip(".")
 
 
 class Constrained:
@@ -211,7 +128,7 @@ class Constrained:
     def __call__(self, logits: NDArray[np.float32]) -> int:
         mask = self._next()
         if self._matcher.is_error() or not mask.any():
-            why = _sentence(self._matcher.get_error() or NOTHING)
+            why = sentence(self._matcher.get_error() or NOTHING)
             raise InputError(f"The answer cannot have the form that it is to have: {why}.")
         if self._left.shape[0] != logits.shape[0]:
             self._rows = np.full(max(8 * mask.nbytes, logits.shape[0]), FORBIDDEN, np.float32)
@@ -228,9 +145,9 @@ class Constrained:
         while followed < AHEAD:
             tokens = np.flatnonzero(np.unpackbits(self._next().view(np.uint8), bitorder="little"))
             if matcher.is_error() or not tokens.shape[0]:
-                raise _refused(matcher.get_error() or NOTHING)
+                raise refused(matcher.get_error() or NOTHING)
             if not followed and self._ends.issuperset(tokens.tolist()[: len(self._ends) + 1]):
-                raise _refused("it allows an empty answer alone")
+                raise refused("it allows an empty answer alone")
             if tokens.shape[0] > 1 or int(tokens[0]) in self._ends:
                 break
             matcher.consume_token(int(tokens[0]))

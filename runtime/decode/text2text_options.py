@@ -19,6 +19,7 @@ from edge.runtime.decode.beam_options import (
     BeamOptions,
     EarlyStopping,
 )
+from edge.runtime.decode.form import FORMS
 from edge.runtime.decode.generate_options import (
     INTERRUPTED,
     INTERRUPTED_HELP,
@@ -28,7 +29,6 @@ from edge.runtime.decode.generate_options import (
     GenerateOptions,
     never,
 )
-from edge.runtime.decode.grammar import FORMS
 from edge.runtime.decode.sampling import SamplingOptions
 from edge.runtime.options import flag, integer, option, text, texts, unless_none
 

@@ -10,12 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge.cli.run.line_answers import Answer, Answers, Line
 from edge.extras import needing
-from edge.runtime.decode.generate_options import never
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
+    from edge.cli.run.line_answers import Answers, Line
     from edge.cluster.address import Cluster
     from edge.cluster.lines import Job
     from edge.runtime.load_options import LoadOptions
@@ -47,6 +46,9 @@ def job_of(cluster: Cluster | None, bundle: Bundle, options: LoadOptions) -> Job
 
 def spread(job: Job, model: Loaded, lines: Sequence[Line], work: partial[Answers]) -> Answers:
     """The answers of a cluster to lines. model: which has checked them here, and is closed."""
+    from edge.cli.run.line_answers import Answer
+    from edge.runtime.decode.generate_options import never
+
     model.close()
     elsewhere: Callable[..., Answers] = partial(work, options=replace(work.keywords["options"], interrupted=never))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing here looks whether it was pressed

@@ -14,7 +14,7 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
-from edge.runtime.decode.grammar import LONGEST
+from edge.runtime.decode.form import LONGEST
 from edge.runtime.model import Model
 
 pytest.importorskip("llguidance")
