@@ -38,6 +38,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
         "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.25},
     },
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
     "lfm2": {"block_multiple_of": 32, "layer_types": ["conv", "full_attention"], "rope_parameters": ROTATION},
 }
 SENTENCEPIECE = {"t5": "spiece.model", "marian": "source.spm"} | dict.fromkeys(

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config, quantized
+from edge.export.checkpoint.expert_tensors import expert_shapes, one_by_one, refuse_more
 from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.pooling import MODULES, read_pooling
 from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tensor_names import places, text_name, without_prefix
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
+from edge.export.facts.experts import WHOLE
 from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import Format, QTensor
 
@@ -87,9 +89,14 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if model is not None:
             parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
             buffers = model_config.buffer_shapes(model)
+            if experts := expert_shapes(self.config):
+                parameters = {n: shape for n, shape in parameters.items() if not WHOLE.fullmatch(n)} | experts
+                found = one_by_one(found)
             tied = model_config.tied_names(model)
             stored_as = places([*parameters, *buffers], model.base_model_prefix, tied)
             found = without_prefix(found, stored_as, root)
+            if experts:
+                refuse_more(found, experts, str(root))
             for name, others in stored_as.items():
                 if name not in found and (other := next((o for o in others if o in found), None)) is not None:
                     found[name] = found[other]

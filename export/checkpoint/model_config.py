@@ -60,7 +60,8 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
     text = raw.get("text_config")
     stated = text if isinstance(text, Mapping) and config is not whole else raw
     if config.model_type in FAMILIES:
-        refuse_unknown_fields(stated, config.model_type, {field.name for field in fields(config)}, where)
+        known = {field.name for field in fields(config)} | {*config.attribute_map, *config.attribute_map.values()}
+        refuse_unknown_fields(stated, config.model_type, known, where)
     return complete_config
 
 

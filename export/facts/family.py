@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.errors import ExportError
+from edge.export.facts.experts import Experts
 from edge.export.facts.mixers import Mixer
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class LlamaLike:
     side, instead of in the two halves of a head. query_growth (b, n): queries at position p are multiplied by
     1 + b ln(1 + floor(p / n)). output_norms: of what attention's and the feed-forward block's last projection reads.
     output_gate: queries come with as many channels, next to them in each head, whose sigmoids multiply what is read.
-    mixer: what a layer has in place of attention, if anything.
+    mixer: what a layer has in place of attention, if anything. experts: those of a layer that has some in place of its
+    feed-forward block.
     parallel: both blocks read the same norm of the same stream. scale multiplies the scores, 1 / sqrt(head dim) where
     it is None, and attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window
     counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
@@ -123,6 +125,7 @@ class LlamaLike:
     output_norms: tuple[str, str] | None = None
     output_gate: bool = False
     mixer: Callable[[int], Mixer | None] = lambda layer: None
+    experts: Callable[[int], Experts | None] = lambda layer: None
     parallel: bool = False
     scale: float | None = None
     attention_softcap: float | None = None
@@ -134,6 +137,10 @@ class LlamaLike:
     head_scale: float = 1.0
     softcap: float | None = None
     both_ways: bool = False  # tokens attend to those after them too, as far as the window goes
+
+    def has_experts(self, config: Any) -> bool:
+        """True if some layers have experts."""
+        return any(self.experts(i) is not None for i in range(config.num_hidden_layers))
 
     def layer_shapes(self, config: Any, norms: Norms, i: int) -> dict[str, tuple[int, ...]]:
         """The tensors of layer i, by transformers' names within it."""
@@ -162,8 +169,13 @@ class LlamaLike:
                 ("self_attn", name, rows, hidden, self.bias) for name, rows in zip(inputs, projected, strict=True)
             ]
             linears.append(("self_attn", output, hidden, query, self.bias))
-        linears += [(self.mlp, name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)]
-        linears.append((self.mlp, self.down, hidden, wide, self.mlp_bias))
+        if (experts := self.experts(i)) is not None:
+            layer |= {f"{self.mlp}.{name}": shape for name, shape in experts.tensors(hidden).items()}
+        else:
+            linears += [
+                (self.mlp, name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)
+            ]
+            linears.append((self.mlp, self.down, hidden, wide, self.mlp_bias))
         for block, name, rows, columns, bias in linears:
             layer[f"{block}.{name}.weight"] = (rows, columns)
             if has_bias(bias, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -132,7 +133,18 @@ def in_halves(weight: Weight, heads: int) -> Weight:
     if isinstance(weight, GgufTensor):
         assert not weight.heads, "the file has transformers' order, which is that of pairs"
         return dataclasses.replace(weight, heads=heads)
-    order = halves(shape_of(weight)[0], heads)
+    return _in_order(weight, halves(shape_of(weight)[0], heads))
+
+
+def in_turns(parts: Sequence[Weight]) -> Weight:
+    """Matrices of one format and size as one: first the first row of each, then the second of each, and so on."""
+    rows = shape_of(parts[0])[0]
+    return _in_order(stack_rows(parts), np.arange(len(parts) * rows).reshape(len(parts), rows).T.reshape(-1))
+
+
+def _in_order(weight: Weight, order: NDArray[np.int64]) -> Weight:
+    """A matrix's rows in another order."""
+    assert not isinstance(weight, GgufTensor), "a file's rows stay where they are"
     if isinstance(weight, FloatTensor):
         return FloatTensor(weight.values[order])
     if isinstance(weight, RowsTensor):
@@ -214,9 +226,15 @@ HEAD = "lm_head.weight"
 _PACKED = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
 
 
+# What chooses experts: a few rows, whose rounding would choose others.
+_ROUTER = re.compile(r"\.(gate|router)\.weight$")
+
+
 def matrices(checkpoint: Checkpoint) -> list[str]:
-    """Names of the weights that methods quantize: every matrix, the embedding and an untied head included."""
-    return [n for n in checkpoint.names() if n.endswith(".weight") and len(checkpoint.shape(n)) == 2]
+    """Names of the weights that methods quantize: every matrix, the embedding and an untied head included, but for
+    routers."""
+    names = (n for n in checkpoint.names() if n.endswith(".weight") and not _ROUTER.search(n))
+    return [n for n in names if len(checkpoint.shape(n)) == 2]
 
 
 def packed_with(name: str, names: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from onnxscript import nn
 from edge.export.facts.family import BLOCKS, GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, HeadNorm, ResidualLayerNorm, ResidualNorm, RMSNorm
 from edge.export.graph.both_ways import BothWays
+from edge.export.graph.experts import MixtureOfExperts
 from edge.export.graph.linear import Embedding
 from edge.export.graph.recurrent import Recurrent, recurrent
 from edge.export.graph.rope import rotary_tables
@@ -73,11 +74,19 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         common |= {"qk_names": like.qk_names, "qk_rotated": like.qk_rotated, "interleaved": like.interleaved}
         return Attention(weights, name, i, heads, output_norm=norm, output_gate=like.output_gate, **common)
 
+    def feed_forward(i: int, block: str, norm: RMSNorm | None) -> nn.Module:
+        if (experts := like.experts(i)) is not None:
+            return MixtureOfExperts(weights, block, experts, activation)
+        mlp = like.mlp_bias
+        if like.gated:
+            return GatedMLP(weights, block, activation, projections=like.gates, output=like.down, bias=mlp, norm=norm)
+        return MLP(weights, f"{block}.{like.gates[0]}", f"{block}.{like.down}", activation, bias=bool(mlp))
+
     def layer(i: int) -> DecoderLayer:
         name, (after_attention, after_mlp) = f"model.layers.{i}", norms.outputs
         within = [None, None] if like.output_norms is None else like.output_norms
         attention_norm, mlp_norm = (after(f"{name}.{block}", norm) for block, norm in zip(BLOCKS, within, strict=True))
-        block, mlp = f"{name}.{like.mlp}", like.mlp_bias
+        block = f"{name}.{like.mlp}"
         return DecoderLayer(
             Residual(
                 before(name, norms.attention),
@@ -87,9 +96,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             ),
             Residual(
                 before(name, norms.attention if like.parallel else norms.gates),
-                GatedMLP(weights, block, activation, projections=like.gates, output=like.down, bias=mlp, norm=mlp_norm)
-                if like.gated
-                else MLP(weights, f"{block}.{like.gates[0]}", f"{block}.{like.down}", activation, bias=bool(mlp)),
+                feed_forward(i, block, mlp_norm),
                 after(name, after_mlp),
                 scale=like.residual_scale,
             ),

@@ -19,11 +19,14 @@ from onnxscript import GraphBuilder, OpBuilder, nn
 from edge.errors import ExportError
 
 if TYPE_CHECKING:
+    from edge.export.facts.experts import Experts
     from edge.export.facts.family import Heads
     from edge.export.graph.blocks import Step
+    from edge.export.graph.experts import ExpertMatrix
     from edge.export.graph.linear import Embedding, Linear
 
 Value = ir.Value
+NO_EXPERTS = "The model has experts, which only graphs for the CPU compute yet; leave out --target."
 NO_STATES = "The model has layers that keep a state, which only graphs for the CPU do yet; leave out --target."
 
 
@@ -198,6 +201,21 @@ class Lowering(OpBuilder, ABC):
         values]: the logarithm of what a state keeps, and how much of its error it learns. heads: of values.
         """
         raise ExportError(NO_STATES)
+
+    # Experts: only where a target says how
+
+    def experts(
+        self,
+        x: Value,
+        scores: Value,
+        weights: Value | None,
+        sizes: Experts,
+        gate_up: ExpertMatrix,
+        down: ExpertMatrix,
+    ) -> Value:
+        """What the experts with the highest scores make of each token, added up with their weights: [B, S, H] to the
+        same. scores [B, S, E]; weights: of the same shape; None: the softmax of the scores."""
+        raise ExportError(NO_EXPERTS)
 
     # Activations
 

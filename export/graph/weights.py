@@ -24,6 +24,7 @@ from edge.export.facts.tensors import (
     Weight,
     halves,
     in_halves,
+    in_turns,
     shape_of,
     stack_rows,
 )
@@ -139,6 +140,22 @@ class Weights:
         if len({_format(part) for part in parts}) == 1 and not apart:
             return [self._store(stored_as, stack_rows(parts), group)]
         return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
+
+    def in_turns(self, names: Sequence[Sequence[str]], stored_as: str, group: str) -> Stored:
+        """Store matrices as one, in which the rows of those of each list stand in turns.
+
+        Raises:
+            ExportError: they are not all of one format.
+        """
+        if stored_as in self._stored:
+            return self._stored[stored_as]
+        parts = [in_turns([self._matrix(name) for name in together]) for together in names]
+        if len({_format(part) for part in parts}) > 1:
+            raise ExportError(
+                f"The matrices that {stored_as} is made of are stored in several formats, which no operator computes "
+                "together; choose --weights int8 or int4."
+            )
+        return self._store(stored_as, stack_rows(parts), group)
 
     def matrix(self, name: str, group: str) -> Stored:
         return self.matrices([name], name, group)[0]

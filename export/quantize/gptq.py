@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.facts.experts import OF_EXPERT
 from edge.export.facts.tensors import EMBEDDING, HEAD, Format, LazyWeights, Weight, matrices
-from edge.export.graph.families import is_like_llama
+from edge.export.graph.families import may_calibrate
 from edge.export.quantize.gptq_efforts import BITS, EFFORTS, format_of, in_one_run
 from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import round_rows
@@ -35,13 +36,15 @@ TRAITS = {
 def _rounded(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     if (options.bits, options.perplexity) != (None, None):
         raise ExportError(
-            f"The layers of {checkpoint.name} cannot be calibrated, for they are not like Llama's; leave out --bits, "
-            "--size and --perplexity."
+            f"The layers of {checkpoint.name} cannot be calibrated, for they have experts, or are not like Llama's; "
+            "leave out --bits, --size and --perplexity."
         )
     few = Format(BITS, options.block_size or ROUNDED_BLOCK, options.symmetric)
     eight = Format(8, few.block_size, symmetric=True)
     names = matrices(checkpoint)
-    return LazyWeights(names, lambda n: round_rows(checkpoint, n, eight if n in (EMBEDDING, HEAD) else few))
+    experts = {name for name in names if OF_EXPERT.fullmatch(name)}
+    coarse = experts or set(names) - {EMBEDDING, HEAD}
+    return LazyWeights(names, lambda name: round_rows(checkpoint, name, few if name in coarse else eight))
 
 
 def observer(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64]) -> Observer | None:
@@ -49,16 +52,17 @@ def observer(checkpoint: Checkpoint, options: Options, windows: NDArray[np.int64
     the calibration text."""
     from edge.export.quantize.gptq_quick import Calibrating
 
-    if not in_one_run(options):
+    if not in_one_run(options) or not may_calibrate(checkpoint.config):
         return None
     return Calibrating(checkpoint, format_of(options), windows[: EFFORTS[options.effort].windows])
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """4-bit blocks for every matrix, embedding and head included: GPTQ, and as the effort says text of the model's own,
-    refined integers, a format for each matrix in 4 or 8 bits, and scales tuned end to end. Of a decoder that is not
-    like Llama they are rounded as they are, and embedding and head have 8 bits."""
-    if not is_like_llama(str(checkpoint.config.get("model_type"))):
+    refined integers, a format for each matrix in 4 or 8 bits, and scales tuned end to end. Of a decoder that has
+    experts, or is not like Llama, they are rounded as they are, and embedding and head have 8 bits; of one with
+    experts whatever is in no expert has, which costs little."""
+    if not may_calibrate(checkpoint.config):
         return _rounded(checkpoint, options)
     if in_one_run(options):
         from edge.export.quantize.gptq_quick import calibrate

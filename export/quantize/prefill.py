@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.facts.experts import OF_EXPERT
 from edge.export.facts.tensors import FloatTensor, LazyWeights, RowsTensor, Weight, matrices
 from edge.export.graph.families import is_like_llama
 from edge.export.quantize.method import Options
@@ -57,6 +58,11 @@ def prefill_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, We
     )
     if not is_like_llama(str(checkpoint.config.get("model_type"))):
         raise normed
+    if any(map(OF_EXPERT.fullmatch, checkpoint.names())):
+        raise ExportError(
+            f"--prefill-weights int8 is for layers without experts, and {checkpoint.name} has experts; choose "
+            "--prefill-weights none."
+        )
     sites, layer = find_sites(checkpoint), layer_norms(checkpoint)
     if not may_rotate(checkpoint):
         raise normed

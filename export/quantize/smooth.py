@@ -146,6 +146,8 @@ def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
     read = (
         [(norms.attention, [*inputs, *gates])] if like.parallel else [(norms.attention, inputs), (norms.gates, gates)]
     )
+    if has_experts := like.experts(_number(layer)) is not None:  # each of which reads a few rows of its own
+        read.pop()
     sites = [
         _Site(tuple(readers), f"{layer}.{norm}.weight", f"{layer}.{norm}.bias" if norms.bias else None)
         for norm, readers in read
@@ -154,7 +156,7 @@ def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
     if like.output_norms is not None:
         for block, norm, reader in zip(BLOCKS, like.output_norms, (output, down), strict=True):
             sites.append(_Site((reader,), f"{layer}.{block}.{norm}.weight"))
-    elif like.gated:
+    elif like.gated and not has_experts:
         up = gates[-1]
         biased = has_bias(like.mlp_bias, like.gates[-1])
         sites.append(_Site((down,), rows=(up, up.removesuffix("weight") + "bias") if biased else (up,)))
@@ -168,7 +170,8 @@ def may_rotate(checkpoint: Checkpoint) -> bool:
     normed = norms.attention is not None and (norms.gates is not None or like.parallel)
     plain = not any(norms.outputs) and like.output_norms is None
     layers = range(int(checkpoint.config["num_hidden_layers"]))
-    return normed and plain and not norms.centred and not any(map(like.mixer, layers))
+    others = any(map(like.mixer, layers)) or any(map(like.experts, layers))
+    return normed and plain and not norms.centred and not others
 
 
 def _layout(checkpoint: Checkpoint) -> LlamaLike:

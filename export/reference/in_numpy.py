@@ -24,6 +24,7 @@ from edge.export.facts.tensors import EMBEDDING, HEAD, halves
 from edge.export.graph.families import find_family
 from edge.export.graph.llama_like import query_scales
 from edge.export.graph.rope import cos_sin, short_rope
+from edge.export.reference.mixture import mixture
 from edge.export.reference.recurrent import mixed
 from edge.runtime.check.perplexity import pieces
 
@@ -218,6 +219,8 @@ class Reference:
 
     def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name = f"model.layers.{layer}.{self._like.mlp}"
+        if (experts := self._like.experts(layer)) is not None:
+            return mixture(experts, x, partial(_read_in, self._checkpoint, name), self._activation)
         made = [self._product(f"{name}.{member}", x, texts, observer) for member in self._like.gates]
         if self._like.gated:
             gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)

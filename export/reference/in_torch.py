@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.export.facts.experts import STACKED, WHOLE, name_of, parameter_of
 from edge.export.facts.progress import Progress
 from edge.runtime.check.perplexity import LogitsSource, pieces
 
@@ -78,7 +79,7 @@ def build_torch(checkpoint: Checkpoint) -> Any:
         head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
         model.config.tie_word_embeddings = False
     parameters = dict(model.named_parameters())  # tied ones once
-    have = set(checkpoint.names()) - dict(model.named_buffers()).keys()
+    have = {parameter_of(name) for name in checkpoint.names()} - dict(model.named_buffers()).keys()
     for name in sorted(have ^ parameters.keys()):
         if name in have:
             raise CheckpointError(
@@ -97,13 +98,24 @@ def read_torch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> tor
     """
     import torch
 
-    values = checkpoint.read(name)
+    values = _of_experts(checkpoint, name, shape) if WHOLE.fullmatch(name) else checkpoint.read(name)
     if values.shape != shape:
         raise CheckpointError(
             f"{checkpoint.name} holds {name} with shape {list(values.shape)}, and its configuration asks for "
             f"{list(shape)}."
         )
     return torch.from_numpy(values if values.flags.writeable else values.copy())  # torch warns of read-only arrays
+
+
+def _of_experts(checkpoint: Checkpoint, parameter: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """A parameter that is made of the matrices of all experts."""
+    match = WHOLE.fullmatch(parameter)
+    assert match is not None
+    block, members = match[1], STACKED[match[2]]
+    values = np.empty(shape, np.float32)
+    for i, rows in enumerate(values):
+        np.concatenate([checkpoint.read(name_of(block, i, member)) for member in members], out=rows)
+    return values
 
 
 class TorchLogits:

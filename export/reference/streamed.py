@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from edge.export.facts.experts import WHOLE
 from edge.export.reference.in_torch import build_torch, load_buffers, read_torch
 from edge.runtime.check.perplexity import pieces
 from edge.runtime.memory.process import release_freed
@@ -41,8 +42,7 @@ class StreamedModel:
         self._checkpoint, self._copy = checkpoint, copy
         parameters = dict(self.model.named_parameters())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        linears = (each for layer in self.layers for each in layer.modules() if isinstance(each, nn.Linear))
-        missing = {id(each.weight) for each in linears}
+        missing = {id(each) for layer in self.layers for each in matrices_of(layer)}
         for name, parameter in parameters.items():
             parameter.data = torch.empty(0) if id(parameter) in missing else self._read(name)
         load_buffers(self.model, checkpoint)
@@ -59,10 +59,15 @@ class StreamedModel:
 
 
 def forget_matrices(layer: nn.Module) -> None:
-    """Free the weights of a layer's linears."""
-    for module in layer.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.data = torch.empty(0)
+    """Free the weights of a layer's linears and experts."""
+    for matrix in matrices_of(layer):
+        matrix.data = torch.empty(0)
+
+
+def matrices_of(layer: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights of a layer's linears and experts."""
+    yield from (module.weight for module in layer.modules() if isinstance(module, nn.Linear))
+    yield from (parameter for name, parameter in layer.named_parameters() if WHOLE.fullmatch(f".{name}"))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from edge.errors import InputError
 from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, matrices, packed_with
+from edge.export.graph.families import may_calibrate
 from edge.export.quantize import METHODS
 from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.process import private_bytes
@@ -209,7 +210,7 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
         else:
             reading = max(READING * sizes.embedding, sizes.vocabulary + sizes.layer + sizes.matrix) * FLOAT
             yield Stage("the float32 model's answer to the check's text", running + reading)
-    if METHODS.find(request.weights).traits.get("calibrated"):
+    if METHODS.find(request.weights).traits.get("calibrated") and may_calibrate(checkpoint.config):
         yield from _calibrated(sizes, options, len(checkpoint.tokenizer.tokens.lead))
     yield Stage("writing the weights", _writing(sizes, request))
     yield from _sessions(checkpoint, sizes, request)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
 from edge.export.check.quality import figures
+from edge.export.facts.experts import OF_EXPERT
+from edge.export.graph.operators import NO_EXPERTS
 from edge.export.targets import KINDS
 from edge.golden import Golden
 from edge.runtime.check.golden import record_form
@@ -87,6 +89,8 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
     """
     if wanted.name not in TARGETS:
         raise InputError(f"There is no target {wanted.name!r}; choose one of {', '.join(TARGETS)}.")
+    if any(map(OF_EXPERT.fullmatch, checkpoint.names())):
+        raise ExportError(NO_EXPERTS)
     kind(wanted.name).check_wanted(wanted, checkpoint, context)
 
 

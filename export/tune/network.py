@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from edge.errors import ExportError, InputError
 from edge.export.facts.checkpoint import Checkpoint
+from edge.export.facts.experts import OF_EXPERT
 from edge.export.facts.progress import Progress
 from edge.export.graph.families import find_family, is_like_llama
 from edge.export.quantize.bfloat16 import fast_dtype
@@ -43,6 +44,8 @@ class Network:
                 f"Layers of {checkpoint.name} depend on each other by more than what they hand on, so that none can be "
                 "left out, and nothing is trained for it."
             )
+        if any(map(OF_EXPERT.fullmatch, checkpoint.names())):
+            raise ExportError(f"Layers of {checkpoint.name} have experts, for which nothing is trained here.")
         model = load_torch(checkpoint, progress=progress)
         model.requires_grad_(False)
         if bf16:

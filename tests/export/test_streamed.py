@@ -12,6 +12,7 @@ from graph_harness import TinyCheckpoint, tiny_model
 from transformers import AutoConfig
 
 from edge.errors import CheckpointError
+from edge.export.facts.experts import parameter_of
 from edge.export.quantize.calibration_set import TextSet
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.reference.streamed import StreamedLogits, StreamedModel
@@ -38,6 +39,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3"},
     "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.4},
     "olmo2": {"model_type": "olmo2"},
+    "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3moe, a dense layer": {"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]},
     "smollm3": {"model_type": "smollm3"},
     "ministral3": {"model_type": "ministral3"},
     "olmo3, windows": {"model_type": "olmo3", **MIXED, "sliding_window": 30},
@@ -57,7 +60,9 @@ def checkpoint_of(name: str) -> Any:
         config["max_position_embeddings"] = 90
     found: Any = TinyCheckpoint(tiny_model(AutoConfig.for_model(**config)))
     found.name = name
-    found.names = lambda: [n for n, _ in found.model.named_parameters()]
+    there = dict(found.model.named_parameters())
+    own = [n for n in found.names() if parameter_of(n) in there]
+    found.names = lambda: own
     return found
 
 

@@ -7,6 +7,10 @@ GGUF files call it, and `tokenizer`, transformers' name for the tokenizer of a c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
 from edge.errors import ExportError
 from edge.export.facts.family import Family, Norms
 from edge.registry import Registry
@@ -42,6 +46,17 @@ def is_like_llama(model_type: str) -> bool:
         ExportError: there is no such family.
     """
     return find_family(model_type)[1].shapes is None
+
+
+def may_calibrate(config: Mapping[str, Any]) -> bool:
+    """True if what each matrix of a decoder reads can be measured: its layers are like Llama's, and none has experts,
+    of which a text chooses some too seldom.
+
+    Raises:
+        ExportError: there is no such family.
+    """
+    family, given = find_family(str(config.get("model_type")))[1], SimpleNamespace(**config)
+    return family.shapes is None and not (family.layers is not None and family.layers(given).has_experts(given))
 
 
 def norms_of(model_type: str, reader: str) -> Norms:

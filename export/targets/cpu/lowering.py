@@ -11,7 +11,7 @@ from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
 from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
-from edge.export.targets.cpu import products
+from edge.export.targets.cpu import experts, products
 from edge.runtime.kernels.library import GGUF_DOMAIN
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ class CPU(Lowering):
         attributes: dict[str, Any] = {} if scale == 1 else {"alpha": scale}
         return self.fused.FusedMatMul(a, b, **attributes, **({"transB": 1} if transposed else {}))
 
-    product, shared, rows = products.product, products.shared, products.rows  # which have a file of their own
+    # These have files of their own.
+    product, shared, rows = products.product, products.shared, products.rows
+    experts = experts.experts
 
     def attention(
         self,

@@ -14,6 +14,7 @@ from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative
 from transformers import AutoConfig
 
 from edge.errors import ExportError
+from edge.export.facts.experts import parameter_of
 from edge.export.graph.families import find_family, is_like_llama
 from edge.export.graph.step import Built
 from edge.export.reference.in_numpy import Reference
@@ -56,6 +57,7 @@ GROWN = {
     **{"factor": 4.0, "original_max_position_embeddings": 5, "beta_fast": 32.0, "beta_slow": 1.0},
     **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 SHORT = {"original_max_position_embeddings": LENGTH}
 PHI4 = rope("default", partial_rotary_factor=0.75)
 CASES = [
@@ -263,6 +265,27 @@ CASES = [
         tie_word_embeddings=True,
         **{"hidden_size": 192, "head_dim": None},
     ),
+    case("olmoe", "olmoe", **EXPERTS),
+    case(
+        "olmoe-normalized-biases",
+        "olmoe",
+        **EXPERTS,
+        norm_topk_prob=True,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    case("qwen3moe", "qwen3_moe", **EXPERTS, moe_intermediate_size=24, norm_topk_prob=True),
+    case(
+        "qwen3moe-dense-layers-window",
+        "qwen3_moe",
+        **EXPERTS,
+        moe_intermediate_size=24,
+        mlp_only_layers=[0],
+        decoder_sparse_step=2,
+        use_sliding_window=True,
+        sliding_window=4,
+        tie_word_embeddings=True,
+    ),
     case("bitnet", "bitnet", head_dim=None),
     case("bitnet-biases", "bitnet", attention_bias=True, hidden_act="silu", tie_word_embeddings=True, head_dim=None),
 ]
@@ -313,8 +336,9 @@ def test_a_family_names_all_tensors_of_its_models(exported: Exported) -> None:
     _, family = find_family(checkpoint.config["model_type"])
     config = SimpleNamespace(**checkpoint.config)
     model = checkpoint.model
-    stored = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in model.state_dict()}}
-    assert family.tensors(config) == {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    there = {parameter_of(name) for name in checkpoint.names()} & model.state_dict().keys()
+    stored = {name: checkpoint.shape(name) for name in checkpoint.names() if parameter_of(name) in there}
+    assert family.tensors(config) == stored
 
 
 def test_rows_are_those_asked_for(exported: Exported) -> None:

@@ -1,0 +1,57 @@
+"""Experts: feed-forward blocks of which a router chooses a few for each token."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# Of each expert, in its block; other names are turned into these where a checkpoint is read.
+GATE, UP, DOWN = EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+# In transformers' models the matrices of all experts are one parameter [experts, rows, columns], of these.
+STACKED = {"gate_up_proj": (GATE, UP), "down_proj": (DOWN,)}
+WHOLE = re.compile(rf"(.+)\.experts\.({'|'.join(STACKED)})")
+OF_EXPERT = re.compile(rf"(.+)\.experts\.(\d+)\.({'|'.join(EXPERT_PROJECTIONS)})\.weight")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer.
+
+    count: of all of them; chosen: of a token's; wide: channels within one. router: the name of the matrix that scores
+    them, in their block. sigmoids: scores are made weights one by one, instead of all together (softmax). normalized:
+    the weights of a token's add up to one. bias: the name of what is added to the weights, in their block, where
+    experts are chosen by the sum; None: nothing is. scale: multiplies what they give.
+    """
+
+    count: int
+    chosen: int
+    wide: int
+    router: str = "gate"
+    sigmoids: bool = False
+    normalized: bool = True
+    bias: str | None = None
+    scale: float = 1.0
+
+    def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """The tensors of the block, by their names in it. hidden: the size of the residual stream."""
+        found: dict[str, tuple[int, ...]] = {f"{self.router}.weight": (self.count, hidden)}
+        if self.bias is not None:
+            found[self.bias] = (self.count,)
+        for i in range(self.count):
+            for name in (GATE, UP):
+                found[f"experts.{i}.{name}.weight"] = (self.wide, hidden)
+            found[f"experts.{i}.{DOWN}.weight"] = (hidden, self.wide)
+        return found
+
+
+def name_of(block: str, expert: int, projection: str) -> str:
+    """The name of an expert's matrix. block: that of all experts, as `model.layers.0.mlp`."""
+    return f"{block}.experts.{expert}.{projection}.weight"
+
+
+def parameter_of(name: str) -> str:
+    """transformers' parameter that a tensor is, or is a part of."""
+    if (found := OF_EXPERT.fullmatch(name)) is None:
+        return name
+    block, _, member = found.groups()
+    return next(f"{block}.experts.{parameter}" for parameter, members in STACKED.items() if member in members)

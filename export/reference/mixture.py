@@ -1,0 +1,39 @@
+"""Experts in numpy, float32. T is the number of tokens, H the hidden size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.export.facts.experts import DOWN, GATE, UP, Experts
+
+Floats = NDArray[np.float32]
+
+
+def mixture(sizes: Experts, x: Floats, read: Callable[[str], Floats], activation: Callable[[Floats], Floats]) -> Floats:
+    """What a block of experts makes of rows [T, H]. read: gives a tensor of the block by its name in it."""
+    chosen, shares = routed(sizes, x @ read(f"{sizes.router}.weight").T, read)
+    made = np.zeros_like(x)
+    for expert in np.unique(chosen):
+        rows, places = np.nonzero(chosen == expert)
+        gate, up, down = (read(f"experts.{expert}.{name}.weight") for name in (GATE, UP, DOWN))
+        inner = activation(x[rows] @ gate.T) * (x[rows] @ up.T)
+        made[rows] += (inner @ down.T) * shares[rows, places, None]
+    return made * np.float32(sizes.scale)
+
+
+def routed(sizes: Experts, scores: Floats, read: Callable[[str], Floats]) -> tuple[NDArray[np.int64], Floats]:
+    """The experts of each token, and their weights, both [T, chosen], of its scores [T, count]."""
+    if sizes.sigmoids:
+        weights = np.asarray(1 / (1 + np.exp(-scores)), np.float32)
+    else:
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+    by = weights if sizes.bias is None else weights + read(sizes.bias)
+    chosen = np.argsort(-by, -1, kind="stable")[:, : sizes.chosen].astype(np.int64)
+    shares = np.take_along_axis(weights, chosen, -1)
+    if sizes.normalized:
+        shares /= shares.sum(-1, keepdims=True)
+    return chosen, shares

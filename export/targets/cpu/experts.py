@@ -1,0 +1,105 @@
+"""Experts by onnxruntime's operators: integers in blocks by one that runs the chosen experts alone; floats, which are
+there to be compared with, by products with all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from edge.errors import ExportError
+from edge.export.graph.operators import Value
+from edge.export.graph.weights import StoredBlocks, StoredFloat
+
+if TYPE_CHECKING:
+    from edge.export.facts.experts import Experts
+    from edge.export.graph.experts import ExpertMatrix
+    from edge.export.targets.cpu.lowering import CPU
+
+INT8_ACTIVATIONS = 4  # accuracy_level, as of MatMulNBits
+INTERLEAVED = 1  # swiglu_fusion: rows of gate and up stand in turns, the one form that the CPU's operator has
+
+
+def experts(
+    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> Value:
+    """QMoE takes the k highest scores of each token. Its weights are those of `weights`, or the softmax of the chosen
+    scores, which is what the softmax of all of them is once it adds up to one."""
+    if weights is None and not sizes.normalized:
+        weights = op.Softmax(scores, axis=-1)
+    first, second = gate_up.stored, down.stored
+    if isinstance(first, StoredFloat) and isinstance(second, StoredFloat):
+        return _of_floats(op, x, scores, weights, sizes, gate_up, down)
+    if not isinstance(first, StoredBlocks) or not isinstance(second, StoredBlocks):
+        raise ExportError("The experts' matrices are floats in part; choose another --weights.")
+    for stored in (first, second):
+        _check(stored, first.block_size)
+    flat = [-1, sizes.count]
+    return op.fused.QMoE(
+        x,
+        op.Reshape(scores, flat),
+        gate_up.weight,
+        gate_up.scales,
+        None,
+        down.weight,
+        down.scales,
+        None,
+        None,
+        None,
+        None,
+        gate_up.zero_points,
+        down.zero_points,
+        None,
+        None if weights is None else op.Reshape(weights, flat),
+        k=sizes.chosen,
+        activation_type="swiglu",
+        swiglu_fusion=INTERLEAVED,
+        activation_alpha=1.0,
+        activation_beta=0.0,
+        normalize_routing_weights=int(sizes.normalized),
+        expert_weight_bits=first.bits,
+        fc2_expert_weight_bits=second.bits,
+        block_size=first.block_size,
+        accuracy_level=INT8_ACTIVATIONS,
+    )
+
+
+def _check(stored: StoredBlocks, block: int) -> None:
+    """Raise ExportError where the operator does not take a matrix."""
+    if stored.block_size != block:
+        raise ExportError(
+            f"The experts' matrices are in blocks of {block} and of {stored.block_size}; choose one --block-size."
+        )
+    if stored.columns % block:
+        raise ExportError(
+            f"The experts' matrices read {stored.columns} channels, which blocks of {block} do not divide; choose a "
+            "smaller --block-size."
+        )
+    if stored.zero_points is not None and stored.columns == block:
+        raise ExportError(
+            f"The experts' matrices have rows of one block of {block}, which onnxruntime takes without zero points "
+            "alone; choose --symmetric, or a smaller --block-size."
+        )
+
+
+def _of_floats(
+    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> Value:
+    _, chosen = op.TopK(scores, op.Constant(value_ints=[sizes.chosen]), axis=-1, _outputs=2)
+    shares = op.GatherElements(op.Softmax(scores, axis=-1) if weights is None else weights, chosen, axis=-1)
+    if sizes.normalized:
+        shares = op.Div(shares, op.ReduceSum(shares, op.Constant(value_ints=[-1]), keepdims=1))
+    shares = op.ScatterElements(op.Sub(scores, scores), chosen, shares, axis=-1)  # [B, S, E], mostly zeros
+    by_expert = op.Reshape(op.Transpose(shares, perm=[2, 0, 1]), [sizes.count, -1, 1])
+    rows = op.Reshape(x, [1, -1, gate_up.columns])
+    both = op.Reshape(op.matmul(rows, _floats(op, gate_up), transposed=True), [sizes.count, -1, sizes.wide, 2])
+    gate, up = op.Split(both, axis=-1, num_outputs=2, _outputs=2)
+    inner = op.Reshape(op.Mul(op.silu(gate), up), [sizes.count, -1, sizes.wide])
+    made = op.Mul(op.matmul(inner, _floats(op, down), transposed=True), by_expert)
+    return op.Reshape(op.ReduceSum(made, op.Constant(value_ints=[0])), op.Shape(x))
+
+
+def _floats(op: CPU, matrix: ExpertMatrix) -> Value:
+    if matrix.weight.dtype == ir.DataType.FLOAT16:
+        return op.Cast(matrix.weight, to=ir.DataType.FLOAT)
+    return matrix.weight

@@ -1,0 +1,196 @@
+"""Models with experts, from their directories to answers: each the same however it is computed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_harness import relative_error, tiny_model, torch_logits
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+import edge
+from edge.bundle import Bundle
+from edge.errors import CheckpointError, ExportError, InputError
+from edge.export.checkpoint import open_checkpoint
+from edge.export.reference.in_torch import TorchLogits, load_torch
+from edge.export.tune.network import Network
+from edge.runtime.check.perplexity import EngineLogits, compare
+from edge.runtime.engine.engine import Engine
+from edge.runtime.load import open_engine
+
+CONTEXT = 96
+TEXT = np.random.default_rng(5).integers(3, 300, 80)
+BASE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "olmoe": {},
+    "qwen3_moe": {"head_dim": 16, "moe_intermediate_size": 64, "norm_topk_prob": True, "mlp_only_layers": [1]},
+}
+PROMPTS = ["Hello there", "What is a river?", "Name three of them, and say where they end."]
+TOKENS = 16
+
+
+def saved(folder: Path, kind: str, tokenizer: Path, **changes: Any) -> Any:
+    """A tiny random model, which is written to the folder with the tokenizer of another checkpoint."""
+    tiny = json.loads((tokenizer / "config.json").read_text())
+    tokens = {name: tiny[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    model = tiny_model(AutoConfig.for_model(kind, **BASE | tokens | MODELS[kind] | changes))
+    model.save_pretrained(folder)
+    for file in tokenizer.glob("*token*"):
+        shutil.copy(file, folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
+    folder = tmp_path_factory.mktemp("experts") / str(request.param)
+    saved(folder, request.param, tiny_checkpoint)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def floats(folder: Path) -> tuple[Engine, np.ndarray]:
+    """The engine of the float32 bundle, and Torch's logits [S, V] of TEXT."""
+    bundle = edge.export(folder, folder.with_suffix(".fp32.edge"), weights="fp32", candidates=False)
+    model = load_torch(open_checkpoint(str(folder)))
+    return open_engine(bundle, context=CONTEXT), torch_logits(model, TEXT)
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Bundle:
+    """In 8 bits, checked against Torch."""
+    return edge.export(folder, folder.with_suffix(".edge"), weights="int8")
+
+
+def logits(engine: Engine, sizes: list[int]) -> np.ndarray:
+    """The logits of TEXT, in steps of these sizes."""
+    cache, made = engine.new_cache(), []
+    for size in sizes:
+        at = cache.length
+        made.append(engine.step(cache, TEXT[at : at + size], np.arange(size)).copy())
+    return np.concatenate(made)
+
+
+@pytest.mark.parametrize("sizes", [[80], [33, 2, 45], [1] * 80], ids=["whole", "chunks", "tokens"])
+def test_logits_are_torchs_however_a_text_is_cut(floats: tuple[Engine, np.ndarray], sizes: list[int]) -> None:
+    engine, expected = floats
+    assert relative_error(logits(engine, sizes), expected) < 1e-4
+
+
+def test_a_draft_that_was_not_accepted_leaves_nothing(floats: tuple[Engine, np.ndarray]) -> None:
+    engine, expected = floats
+    cache = engine.new_cache()
+    engine.step(cache, TEXT[:30])
+    engine.step(cache, TEXT[50:55])
+    cache.truncate(30)
+    made = engine.step(cache, TEXT[30:34], np.arange(4))
+    assert relative_error(made, expected[30:34]) < 1e-4
+
+
+def test_texts_side_by_side_are_those_alone(floats: tuple[Engine, np.ndarray]) -> None:
+    engine, expected = floats
+    slots = engine.new_slots(CONTEXT, 3)
+    for length in (20, 5, 41):
+        cache = engine.new_cache(CONTEXT)
+        engine.step(cache, TEXT[:length])
+        slots.join(cache)
+    lengths = [cache.length for cache in slots.caches]
+    made = engine.step_all(slots, TEXT[lengths]).reshape(len(lengths), -1)
+    assert relative_error(made, expected[lengths]) < 1e-4
+
+
+@pytest.mark.parametrize(("weights", "effort", "most"), [("int8", "quick", 0.02), ("int4", "normal", 0.5)])
+def test_rounded_weights_are_near_the_floats(
+    folder: Path, tmp_path: Path, weights: str, effort: str, most: float
+) -> None:
+    bundle = edge.export(folder, tmp_path / "x.edge", weights=weights, effort=effort)
+    reference = TorchLogits(load_torch(open_checkpoint(str(folder))))
+    found = compare(reference, EngineLogits(open_engine(bundle, context=CONTEXT), 80), [TEXT])
+    assert found.kl_mean < most
+
+
+def test_a_text_has_the_same_logits_however_it_is_cut(bundle: Bundle) -> None:
+    engine = open_engine(bundle, context=CONTEXT)
+    whole = logits(engine, [80])
+    for sizes in ([33, 2, 45], [1] * 80):
+        cut = logits(engine, sizes)
+        if engine.independent:
+            assert np.array_equal(cut, whole)
+        assert relative_error(cut, whole) < 1e-2  # activations in 8 bits, which a last bit may round otherwise
+
+
+def test_answers_are_the_same_in_a_batch_with_drafts_and_again(bundle: Bundle) -> None:
+    options = edge.GenerateOptions(max_tokens=TOKENS)
+    with edge.load(bundle.root, speculate="off") as model:
+        alone = [model.generate(prompt, options).token_ids for prompt in PROMPTS]
+        assert [each.token_ids for each in model.generate_all(PROMPTS, max_tokens=TOKENS)] == alone
+    with edge.load(bundle.root, speculate="lookup") as model:
+        assert [model.generate(prompt, options).token_ids for prompt in PROMPTS] == alone
+
+
+def test_experts_in_one_tensor_are_those_one_by_one(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "together"))
+    one_by_one = open_checkpoint(str(folder))
+    model = load_torch(one_by_one)
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, other / "model.safetensors")
+    together = open_checkpoint(str(other))
+    assert any(name.endswith("experts.gate_up_proj") for name in load_file(other / "model.safetensors"))
+    assert together.names() == one_by_one.names()
+    assert all(np.array_equal(together.read(name), one_by_one.read(name)) for name in together.names())
+
+
+@pytest.mark.parametrize(("number", "reason"), [("3", "lacks the tensor"), ("8", "has no place")])
+def test_an_expert_that_is_missing_or_too_many_is_refused_by_name(
+    folder: Path, tmp_path: Path, number: str, reason: str
+) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    tensors = load_file(folder / "model.safetensors")
+    tensor = tensors.pop("model.layers.0.mlp.experts.3.up_proj.weight")
+    name = f"model.layers.0.mlp.experts.{number}.up_proj.weight"
+    if number == "8":
+        tensors |= {name: tensor.clone(), "model.layers.0.mlp.experts.3.up_proj.weight": tensor}
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        open_checkpoint(str(other))
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("target", ["npu-qualcomm", "cuda"])
+def test_other_targets_refuse_experts_in_a_sentence(folder: Path, tmp_path: Path, target: str) -> None:
+    with pytest.raises((ExportError, InputError), match="has experts, which only graphs for the CPU compute yet"):
+        edge.export(folder, tmp_path / "x.edge", target=target)
+    assert not any(tmp_path.iterdir())
+
+
+def test_options_that_need_other_layers_refuse_experts(folder: Path, tmp_path: Path) -> None:
+    for options, reason in (
+        ({"weights": "int4", "bits": 5.0}, "they have experts"),
+        ({"prefill_weights": "int8"}, "has experts"),
+        ({"block_size": 128}, "which blocks of 128 do not divide"),
+    ):
+        with pytest.raises((ExportError, InputError), match=reason):
+            edge.export(folder, tmp_path / "x.edge", check=False, **options)
+
+
+def test_what_changes_the_mathematics_is_refused_by_name(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    saved(tmp_path / "x", "olmoe", tiny_checkpoint, clip_qkv=8.0)
+    with pytest.raises(ExportError, match="clip_qkv is 8"):
+        edge.export(tmp_path / "x", tmp_path / "x.edge", weights="fp32", check=False)
+
+
+def test_tuning_refuses_experts(folder: Path) -> None:
+    with pytest.raises(ExportError, match="have experts, for which nothing is trained here"):
+        Network(open_checkpoint(str(folder)), rank=4, seed=1, device="cpu", bf16=False)
