@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from edge.runtime.decode.text2text_options import Text2TextOptions as Text2TextOptions
     from edge.runtime.embed.embed_options import EmbedOptions as EmbedOptions
     from edge.runtime.embed.embedder import Embedder as Embedder
+    from edge.runtime.embed.rerank_options import RerankOptions as RerankOptions
+    from edge.runtime.embed.reranker import Ranked as Ranked
+    from edge.runtime.embed.reranker import Reranker as Reranker
     from edge.runtime.model import Model as Model
     from edge.runtime.speech.segments import Segment as Segment
     from edge.runtime.speech.transcribe import Transcriber as Transcriber
@@ -54,6 +57,8 @@ _HOMES = {
     "edge.runtime.chat": ("Chat",),
     "edge.runtime.embed.embed_options": ("EmbedOptions",),
     "edge.runtime.embed.embedder": ("Embedder",),
+    "edge.runtime.embed.rerank_options": ("RerankOptions",),
+    "edge.runtime.embed.reranker": ("Ranked", "Reranker"),
     "edge.runtime.model": ("Model",),
     "edge.runtime.speech.segments": ("Segment",),
     "edge.runtime.speech.transcribe": ("Transcriber", "Transcript"),

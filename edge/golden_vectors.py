@@ -19,16 +19,18 @@ MOST_BYTES = 16 << 20  # of the file
 
 @dataclass(frozen=True)
 class VectorCase:
-    """The token ids of a text, with those around it, and its vector."""
+    """The token ids of a text, with those around it, and its vector. second: of a pair, the place of the second text's
+    first token."""
 
     ids: list[int]
     vector: list[float]
+    second: int = 0
 
 
 @dataclass(frozen=True)
 class GoldenVectors:
-    """The content of such a bundle's `golden.json`. tolerance: cosine distance of a vector from the recorded one that
-    is no fault."""
+    """The content of such a bundle's `golden.json`. tolerance: distance of a vector from the recorded one that is no
+    fault, by the cosine; of a pair's score that of `edge.runtime.check.vectors.distance_of`."""
 
     recorder: str
     tolerance: float
@@ -50,6 +52,7 @@ def read_vectors(bundle: Bundle) -> GoldenVectors:
     for i, case in enumerate(golden.cases):
         known = all(0 <= token < manifest.dims.vocab_size for token in case.ids)
         sound = len(case.vector) == manifest.embedding.width and all(abs(x) <= MAX_NUMBER for x in case.vector)
-        if not known or not 1 <= len(case.ids) <= manifest.context or not sound:
+        parted = (1 <= case.second < len(case.ids)) if manifest.embedding.pair is not None else not case.second
+        if not known or not 1 <= len(case.ids) <= manifest.context or not sound or not parted:
             raise BundleError(f"{path}: cases[{i}] is no recorded vector of this model; {advice}")
     return golden

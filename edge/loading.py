@@ -13,11 +13,12 @@ from edge.runtime.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from edge.runtime.embed.embedder import Embedder
+    from edge.runtime.embed.reranker import Reranker
     from edge.runtime.model import Model
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
-K = TypeVar("K", "Model", "Text2Text", "Transcriber", "Embedder")
+K = TypeVar("K", "Model", "Text2Text", "Transcriber", "Embedder", "Reranker")
 
 
 @overload
@@ -29,7 +30,7 @@ def load(
 @overload
 def load(
     path: str | Path, options: LoadOptions | None = None, *, kind: None = None, **keywords: Unpack[LoadKeywords]
-) -> Model | Text2Text | Transcriber | Embedder: ...
+) -> Model | Text2Text | Transcriber | Embedder | Reranker: ...
 
 
 def load(
@@ -42,13 +43,13 @@ def load(
             catalog or of the Hugging Face hub, or the address of a .gguf file. A bundle of that is made once, which
             takes seconds to minutes and is said on standard error, and kept in the cache.
         options: how it is loaded.
-        kind: `Model`, `Text2Text`, `Transcriber` or `Embedder`, for a type checker, and for an error where the bundle
-            is of another kind; default: whatever it is.
+        kind: `Model`, `Text2Text`, `Transcriber`, `Embedder` or `Reranker`, for a type checker, and for an error
+            where the bundle is of another kind; default: whatever it is.
         keywords: fields of `LoadOptions`, which go before those of `options`.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio; an
-        `Embedder` of a model that makes vectors.
+        `Embedder` of a model that makes vectors; a `Reranker` of one that ranks documents.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.

@@ -46,7 +46,7 @@ class Dims:
 @dataclass(frozen=True)
 class Graph:
     """One ONNX file. Roles: ``decoder``, ``prefill``, ``kv8``, ``skip``, ``encoder``, for speech ``frontend``, and of
-    a model that makes vectors ``embedder``."""
+    a model that makes vectors or scores pairs ``embedder``."""
 
     role: str
     path: str
@@ -308,7 +308,7 @@ class Manifest:
     producer: str
     name: str
     family: str
-    kind: str  # "decoder", "encoder-decoder" or "embedder"
+    kind: str  # "decoder", "encoder-decoder", "embedder" or "reranker"
     weights: str  # the export's --weights
     dims: Dims
     context: int  # maximum tokens (prompt and answer) that the graphs can take
@@ -323,7 +323,7 @@ class Manifest:
     cross: KVLayout | None = None  # what the encoder hands to each decoder layer, `cross.{i}.key/value`
     text: TextFormat | None = None  # of an encoder-decoder for text
     speech: Speech | None = None  # of one for audio
-    embedding: EmbeddingFormat | None = None  # of a model that makes vectors of texts
+    embedding: EmbeddingFormat | None = None  # of a model that makes vectors of texts, or scores pairs
     generation: Generation | None = None
     thinking: Thinking | None = None  # of a decoder whose chats may think before they answer
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against the model in float32

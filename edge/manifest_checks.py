@@ -14,13 +14,14 @@ from collections.abc import Container, Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from edge.embedding_format import EMBEDDER
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.external_file import faults as external_faults
 
 if TYPE_CHECKING:
     from edge.manifest import File, KVLayout, Manifest, TensorGroup
 
-KINDS = ("decoder", "encoder-decoder", EMBEDDER)
+KINDS = ("decoder", "encoder-decoder", EMBEDDER, RERANKER)
+OF_VECTORS = (EMBEDDER, RERANKER)
 SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 SOURCES = ("", "prefix", "suffix")  # places of a source language's token
 MOST_LAYERS = 1 << 12
@@ -104,7 +105,7 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
             yield f"quality.{name[:100]} is {figure}"
     if manifest.kv.dtype != "float32":
         yield f"kv.dtype is {manifest.kv.dtype[:60]!r}, and this edge keeps float32"
-    layers = 0 if manifest.kind == EMBEDDER else manifest.dims.num_layers  # nothing is kept of a text
+    layers = 0 if manifest.kind in OF_VECTORS else manifest.dims.num_layers  # nothing is kept of a text
     yield from _layer_faults("kv", manifest.kv, layers, {state.layer for state in manifest.states}, sharing=True)
 
 
@@ -151,7 +152,7 @@ def _state_faults(manifest: Manifest) -> Iterator[str]:
 
 def _graph_faults(manifest: Manifest) -> Iterator[str]:
     roles = [graph.role for graph in manifest.graphs]
-    needed = EMBEDDER if manifest.kind == EMBEDDER else "decoder"
+    needed = EMBEDDER if manifest.kind in OF_VECTORS else "decoder"
     if roles and needed not in roles:  # else it has graphs for a device alone
         yield f"graphs has none with the role {needed!r}"
     if len(set(roles)) != len(roles):
@@ -181,6 +182,8 @@ def token_faults(manifest: Manifest, vocab: int) -> Iterator[str]:
     named: dict[str, Iterable[int | None]] = {"tokens.bos": [tokens.bos], "tokens.eos": tokens.eos}
     if manifest.embedding is not None:
         named |= {f"embedding.{name}": getattr(manifest.embedding, name) for name in ("prefix", "suffix")}
+        if manifest.embedding.pair is not None:
+            named["embedding.pair.between"] = manifest.embedding.pair.between
     if text is not None:
         named |= {f"text.{name}": getattr(text, name) for name in ("prefix", "suffix", "decoder_start")}
         named["text.languages"] = text.languages.values()
@@ -268,11 +271,13 @@ def _encoder_faults(manifest: Manifest) -> Iterator[str]:
 
 def _embedding_faults(manifest: Manifest) -> Iterator[str]:
     given = manifest.embedding
-    if (given is None) != (manifest.kind != EMBEDDER):
+    if (given is None) != (manifest.kind not in OF_VECTORS):
         yield f"embedding is {'missing' if given is None else 'there'}, and kind is {manifest.kind[:60]!r}"
     if given is None:
         return
     yield from given.faults(manifest.context)
+    if (given.pair is None) != (manifest.kind == EMBEDDER):
+        yield f"embedding.pair is {'missing' if given.pair is None else 'there'}, and kind is {manifest.kind!r}"
     others = ("encoder", "cross", "text", "speech", "prefill", "segments", "states", "short_rope", "routers")
     for name in (name for name in others if getattr(manifest, name)):
         yield f"embedding and {name} are both there, and this edge runs no such model"

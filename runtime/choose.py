@@ -10,17 +10,20 @@ import logging
 from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle
+from edge.embedding_format import RERANKER
 from edge.errors import InputError
 from edge.manifest import FLOAT32, KV8, PREFILL_VERSION, SKIP
 from edge.runtime.engine.variant import AUTO, DECODER, OFF, Variant, kv_dtypes, runs_whole, takes_prefill
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.shares import WAIT
+from edge.runtime.options import kind_of
 from edge.runtime.providers import check_provider, provider_name
 from edge.runtime.skip import make_policy
 from edge.runtime.speculate.drafter import check_argument, parts_of_model
 from edge.targets import CUDA, path_of, target_for
 
 if TYPE_CHECKING:
+    from edge.manifest import Manifest
     from edge.runtime.memory.plan import Plan
     from edge.runtime.skip.skip_policy import SkipPolicy
 
@@ -39,7 +42,7 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     """
     manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
     if manifest.embedding is not None:
-        raise InputError(makes_vectors(manifest.name))
+        raise InputError(answers_nothing(manifest))
     check_provider(options.provider)
     if options.prefill_chunk is not None and not decoder:
         raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
@@ -77,9 +80,11 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)
 
 
-def makes_vectors(name: str) -> str:
+def answers_nothing(manifest: Manifest) -> str:
     """The sentence for a model that is asked for what only models that answer do."""
-    return f"{name} makes vectors of texts, and answers nothing; use edge embed, or embed in Python."
+    if kind_of(manifest) == RERANKER:
+        return f"{manifest.name} ranks documents, and answers nothing; use edge rerank, or rank in Python."
+    return f"{manifest.name} makes vectors of texts, and answers nothing; use edge embed, or embed in Python."
 
 
 def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> str | None:

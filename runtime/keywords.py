@@ -101,3 +101,11 @@ class EmbedKeywords(TypedDict, total=False):
     prompt: str | None
     dimensions: int | None
     truncate: bool
+
+
+class RerankKeywords(TypedDict, total=False):
+    """The fields of `RerankOptions`."""
+
+    top_n: int | None
+    raw_scores: bool
+    truncate: bool

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from edge.bundle import Bundle, open_bundle
+from edge.embedding_format import EMBEDDER
 from edge.errors import InputError
 from edge.manifest import FLOAT32
 from edge.runtime.background import Background
-from edge.runtime.choose import choose, makes_vectors
+from edge.runtime.choose import answers_nothing, choose
 from edge.runtime.costs.measured import best_provider, open_for
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.fits import check_stated
 from edge.runtime.engine.variant import AUTO, OFF, Variant
 from edge.runtime.keywords import LoadKeywords
 from edge.runtime.load_options import LoadOptions
-from edge.runtime.options import shown, with_keywords
+from edge.runtime.options import kind_of, shown, with_keywords
 from edge.runtime.providers import check_provider, provider_name
 from edge.runtime.providers.provider import Provider
 from edge.runtime.speculate.drafter import check_name
@@ -31,12 +32,13 @@ from edge.targets import CUDA, check_listed, target_for
 
 if TYPE_CHECKING:
     from edge.runtime.embed.embedder import Embedder
+    from edge.runtime.embed.reranker import Reranker
     from edge.runtime.model import Model
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
 
-K = TypeVar("K", "Model", "Text2Text", "Transcriber", "Embedder")
+K = TypeVar("K", "Model", "Text2Text", "Transcriber", "Embedder", "Reranker")
 DEFAULTS = LoadOptions()
 OF_EMBEDDERS = ("threads", "context", "provider", "strict", "memory")  # options that models for vectors obey
 
@@ -80,7 +82,7 @@ def load(
 @overload
 def load(
     path: str | Path, options: LoadOptions | None = None, *, kind: None = None, **keywords: Unpack[LoadKeywords]
-) -> Model | Text2Text | Transcriber | Embedder: ...
+) -> Model | Text2Text | Transcriber | Embedder | Reranker: ...
 
 
 def load(
@@ -91,13 +93,13 @@ def load(
     Args:
         path: the bundle's folder.
         options: how it is loaded.
-        kind: `Model`, `Text2Text`, `Transcriber` or `Embedder`, for a type checker, and for an error where the bundle
-            is of another kind; default: whatever it is.
+        kind: `Model`, `Text2Text`, `Transcriber`, `Embedder` or `Reranker`, for a type checker, and for an error
+            where the bundle is of another kind; default: whatever it is.
         keywords: fields of `LoadOptions`, which go before those of `options`.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio; an
-        `Embedder` of a model that makes vectors.
+        `Embedder` of a model that makes vectors; a `Reranker` of one that ranks documents.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
@@ -111,7 +113,7 @@ def load(
     if kind is not None and not isinstance(kind, type):
         raise InputError(f"The kind must be a class such as edge.Model, not {shown(kind)}.")
     own, bundle = with_keywords(DEFAULTS if options is None else options, keywords), open_bundle(path)
-    model: Model | Text2Text | Transcriber | Embedder
+    model: Model | Text2Text | Transcriber | Embedder | Reranker
     if bundle.manifest.embedding is not None:
         model = open_embedder(bundle, own)
     else:
@@ -158,8 +160,9 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
     return Loading(bundle, options, variant, Background(make))
 
 
-def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: bool = False) -> Embedder:
-    """Load a bundle whose model makes vectors. checked: its files were looked through, or are being written.
+def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: bool = False) -> Embedder | Reranker:
+    """Load a bundle whose model makes vectors, or ranks documents. checked: its files were looked through, or are being
+    written.
 
     Raises:
         InputError: as `load`; or an option of `LoadOptions` that such models do not have.
@@ -168,13 +171,14 @@ def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: b
     from edge.runtime.embed.embedder import Embedder
     from edge.runtime.embed.engine import EmbedEngine
     from edge.runtime.embed.memory import room_of
+    from edge.runtime.embed.reranker import Reranker
     from edge.runtime.memory.process import private_bytes
     from edge.runtime.text.tokenizer import Text
 
     for field in dataclasses.fields(options):
         if field.name not in OF_EMBEDDERS and getattr(options, field.name) != field.default:
             raise InputError(
-                f"{bundle.manifest.name} makes vectors of texts, and the option {field.name} is for models that answer."
+                f"{bundle.manifest.name} answers nothing, and the option {field.name} is for models that answer."
             )
     room = room_of(bundle, options.memory, options.context, private_bytes())
     check_provider(options.provider)
@@ -189,7 +193,8 @@ def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: b
         text = Text(bundle, spare=options.memory is None)
     finally:
         engine.result()
-    return Embedder(bundle, engine.result(), text)
+    made = Embedder if kind_of(bundle.manifest) == EMBEDDER else Reranker
+    return made(bundle, engine.result(), text)
 
 
 def as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
@@ -231,7 +236,7 @@ def make_engine(
         BundleError: a graph cannot be loaded, or the provider is strict and does not run all of it.
     """
     if bundle.manifest.embedding is not None:
-        raise InputError(makes_vectors(bundle.manifest.name))
+        raise InputError(answers_nothing(bundle.manifest))
     check_stated(bundle)
     opened = open_for(bundle, provider, threads, strict)
     if variant.target not in (None, CUDA):

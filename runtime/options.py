@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edge.embedding_format import EMBEDDER
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ DECODER, TEXT, SPEECH = KINDS = ("decoder", "text", "speech")  # kinds of bundle
 
 
 def kind_of(manifest: Manifest) -> str:
-    """DECODER, TEXT, SPEECH or EMBEDDER."""
+    """DECODER, TEXT, SPEECH, EMBEDDER or RERANKER."""
     if manifest.embedding is not None:
-        return EMBEDDER
+        return EMBEDDER if manifest.embedding.pair is None else RERANKER
     if manifest.speech is not None:
         return SPEECH
     return DECODER if manifest.text is None else TEXT

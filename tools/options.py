@@ -21,13 +21,17 @@ from edge.export.tune.settings import Settings
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.embed.embed_options import EmbedOptions
+from edge.runtime.embed.rerank_options import RerankOptions
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import Option, fields, has_option, option_of, wanted
 from edge.runtime.speech.transcribe_options import TranscribeOptions
 
 ROOT = Path(__file__).parents[1]
 KEYWORDS = {
-    "runtime/keywords.py": (LoadOptions, GenerateOptions, Text2TextOptions, TranscribeOptions, EmbedOptions),
+    "runtime/keywords.py": (
+        *(LoadOptions, GenerateOptions, Text2TextOptions, TranscribeOptions),
+        *(EmbedOptions, RerankOptions),
+    ),
     "export/request/keywords.py": (ExportRequest,),
 }
 PAGE = "docs/reference/options.md"
@@ -37,6 +41,7 @@ SECTIONS: dict[str, tuple[type[Any], str]] = {
     "Text to text": (Text2TextOptions, "`generate`, `stream` and `candidates` of a `Text2Text`, and `edge run`"),
     "Transcription": (TranscribeOptions, "`transcribe` and `transcribe_stream` of a `Transcriber`, and `edge run`"),
     "Vectors": (EmbedOptions, "`embed` of an `Embedder`, and `edge embed`"),
+    "Ranking": (RerankOptions, "`rank` of a `Reranker`, and `edge rerank`"),
     "Export": (ExportRequest, "`edge.export`, and `edge export`"),
     "Tuning": (Settings, "`edge tune`, and its recipes, which name an option as the command line does"),
 }

@@ -16,8 +16,8 @@ def open_answering(path: str | Path) -> Bundle:
 
 
 def check_answers(bundle: Bundle) -> None:
-    """Raise InputError where a bundle's model makes vectors of texts and answers nothing."""
+    """Raise InputError where a bundle's model makes vectors of texts, or ranks them, and answers nothing."""
     if bundle.manifest.embedding is not None:
-        from edge.runtime.choose import makes_vectors
+        from edge.runtime.choose import answers_nothing
 
-        raise InputError(makes_vectors(bundle.manifest.name))
+        raise InputError(answers_nothing(bundle.manifest))

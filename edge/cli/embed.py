@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from edge.cli.arguments import Parser, add_field, add_fields, taken
+from edge.cli.texts import given_texts
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ NAME = "embed"
 HELP = "Make vectors of texts."
 AT_A_TIME = 4096  # texts in memory, of which those of one length are computed together
 NUMPY, JSON = ".npy", ".jsonl"
-DASH = "-"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -56,16 +57,20 @@ def command(args: argparse.Namespace) -> None:
     """
     from edge.cli.run.source import open_source
     from edge.runtime.embed.embed_options import EmbedOptions
+    from edge.runtime.embed.embedder import Embedder
     from edge.runtime.load import open_embedder
     from edge.runtime.load_options import LoadOptions
+    from edge.runtime.options import kind_of
 
-    texts = _texts(args)
+    texts = given_texts(args.texts, args.file)
     open_output = _output(args.output)
     options = EmbedOptions(**taken(args, EmbedOptions))
     bundle = open_source(args.model)
-    if bundle.manifest.embedding is None:
-        raise InputError(f"{bundle.manifest.name} makes no vectors; edge run answers with it.")
+    if (kind := kind_of(bundle.manifest)) != EMBEDDER:
+        other = "edge rerank ranks documents" if kind == RERANKER else "edge run answers"
+        raise InputError(f"{bundle.manifest.name} makes no vectors; {other} with it.")
     with open_embedder(bundle, LoadOptions(**taken(args, LoadOptions))) as model:
+        assert isinstance(model, Embedder), "its manifest says so"
         model.check(options)
         model.wait()
         started, count, tokens, cut = time.perf_counter(), 0, 0, 0
@@ -87,39 +92,6 @@ def _tell(count: int, tokens: int, cut: int, seconds: float, model: Embedder) ->
     if cut:
         was = "was" if cut == 1 else "were"
         note(f"{cut:,} of {count:,} texts {was} longer than {model.engine.room.context} tokens, and {was} cut.")
-
-
-def _texts(args: argparse.Namespace) -> Iterator[str]:
-    """The texts, of which the lines of a file come as they are read."""
-    if args.texts and args.file is not None:
-        raise InputError("Texts are given, and a file of them too; leave one out.")
-    if args.texts and args.texts != [DASH]:
-        return iter(args.texts)
-    if args.file is None or str(args.file) == DASH:
-        from edge.cli.run.prompt import lines_of_input
-
-        return (line for _, line in lines_of_input())
-    try:
-        file = args.file.open("rb")
-    except OSError as e:
-        raise InputError(f"The file of texts {args.file} cannot be read: {e.strerror}.") from None
-    return _lines(file, args.file)
-
-
-def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
-    from edge.cli.run.prompt import decoded
-    from edge.text_file import read_line
-
-    with file:
-        for number in itertools.count(1):
-            name = f"Line {number} of {path}"
-            try:
-                data = read_line(file, name)
-            except OSError as e:
-                raise InputError(f"{name} cannot be read: {e.strerror}.") from None
-            if not data:
-                return
-            yield decoded(data, name)
 
 
 class _Output(Protocol):

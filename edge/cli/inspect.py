@@ -181,10 +181,14 @@ def _show_placement(bundle: Bundle, args: argparse.Namespace) -> None:
 
 
 def _of_vectors(manifest: Manifest) -> dict[str, str]:
-    """Rows on a model's vectors, where it makes some."""
+    """Rows on a model's vectors, or on what it ranks."""
     given = manifest.embedding
     if given is None:
         return {}
+    if given.pair is not None:
+        return {
+            "ranks": "documents by how well they answer a query" + (", by types of tokens" if given.pair.types else "")
+        }
     how = {"mean": "the mean of a text's tokens", "cls": "a text's first token", "last": "a text's last token"}
     made = how.get(given.pooling, "the largest number of a text's tokens")
     rows = {"vectors": f"{given.width} numbers, {made}" + (", at length 1" if given.normalized else "")}

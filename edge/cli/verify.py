@@ -60,7 +60,7 @@ def command(args: argparse.Namespace) -> None:
         from edge.cli.verify_vectors import verify_vectors
 
         if args.emit is not None:
-            raise InputError(f"{opened.manifest.name} makes vectors of texts; --emit is for models that answer.")
+            raise InputError(f"{opened.manifest.name} answers nothing; --emit is for models that answer.")
         verify_vectors(opened, files, provider)
         return
     _tell(opened, files, _replay(opened, provider))

@@ -1,4 +1,4 @@
-"""`edge verify` of a bundle that makes vectors."""
+"""`edge verify` of a bundle that makes vectors, or ranks documents."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ if TYPE_CHECKING:
 
 
 def verify_vectors(bundle: Bundle, files: Sequence[str], provider: Provider) -> None:
-    """Make the recorded vectors here, and print what was found, the verdict first; BundleError where that is a fault.
-    files: lines about the files."""
+    """Make the recorded vectors or scores here, and print what was found, the verdict first; BundleError where that is
+    a fault. files: lines about the files."""
     from edge.golden_vectors import read_vectors
     from edge.runtime.check.vectors import replay_vectors
     from edge.runtime.load import open_embedder
     from edge.runtime.load_options import LoadOptions
 
     golden = read_vectors(bundle)
+    assert bundle.manifest.embedding is not None
+    what, each = ("vectors", "texts") if bundle.manifest.embedding.pair is None else ("scores", "pairs")
     with (
-        bar("Making recorded vectors", len(golden.cases)) as advance,
-        open_embedder(bundle, LoadOptions(provider=provider), checked=True) as embedder,
+        bar(f"Making recorded {what}", len(golden.cases)) as advance,
+        open_embedder(bundle, LoadOptions(provider=provider), checked=True) as model,
     ):
-        report = replay_vectors(embedder, golden, advance)
+        report = replay_vectors(model, golden, advance)
     verdict = (
-        "Good: the files are intact, and the vectors are as recorded at export."
+        f"Good: the files are intact, and the {what} are as recorded at export."
         if not report.faults
-        else "Not good: the files are intact, but the vectors are others than were recorded at export."
+        else f"Not good: the files are intact, but the {what} are others than were recorded at export."
     )
     console(wrap=True).print(f"Verdict  {verdict}")
     print(*files, sep="\n")
-    print(f"Vectors  {report.texts} texts, up to {report.largest:.2g} from the recorded by the cosine; ", end="")
+    by = "by the cosine" if what == "vectors" else "of their size"
+    print(f"{what.capitalize():8} {report.texts} {each}, up to {report.largest:.2g} from the recorded {by}; ", end="")
     print(f"{report.tolerance:.2g} is tolerated")
     if report.faults:
         more = f", and {len(report.faults) - 1} more" if len(report.faults) > 1 else ""
         raise BundleError(
-            f"{bundle.root} does not make the vectors on this machine that were recorded ({report.faults[0]}{more}); "
+            f"{bundle.root} does not make the {what} on this machine that were recorded ({report.faults[0]}{more}); "
             "the files are intact, so the fault is in the model's computation here: report it with this machine's "
             "processor."
         )

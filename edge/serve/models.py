@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edge.embedding_format import EMBEDDER
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.runtime.load import OF_EMBEDDERS, open_embedder, start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import DECODER, SPEECH, TEXT, kind_of
@@ -25,6 +25,7 @@ DOES = {
     TEXT: "turns one text into another; ask it at /v1/completions",
     SPEECH: "hears speech; ask it at /v1/audio/transcriptions",
     EMBEDDER: "makes vectors of texts; ask it at /v1/embeddings",
+    RERANKER: "ranks documents; ask it at /v1/rerank",
 }
 LATEST = ":latest"  # what Ollama's clients add to a name
 WAIT_S = 0.05
@@ -65,7 +66,7 @@ class Models:
         return dict(self._workers)
 
     def kind(self, name: str) -> str:
-        """DECODER, TEXT, SPEECH or EMBEDDER."""
+        """DECODER, TEXT, SPEECH, EMBEDDER or RERANKER."""
         return kind_of(self.bundles[name].manifest)
 
     def vocabulary(self, name: str) -> int:
@@ -125,7 +126,7 @@ class Models:
     def _load(self, name: str) -> Worker | Single:
         from edge.runtime.model import Model
 
-        if self.kind(name) == EMBEDDER:
+        if self.kind(name) in (EMBEDDER, RERANKER):
             given = {each: getattr(self._options, each) for each in OF_EMBEDDERS if each != "context"}
             return Single(open_embedder(self.bundles[name], LoadOptions(**given)), queue=self._queue)
         options = self._options if self.kind(name) == DECODER else replace(self._options, beams=None)

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from edge import __version__
 from edge.bundle import MANIFEST
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
 from edge.runtime.decode.generate_options import GenerateOptions
@@ -41,6 +42,7 @@ OPTIONS = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
+CAPABILITIES = {EMBEDDER: ["embedding"], RERANKER: ["rerank"]}  # of models that answer nothing
 UNSERVED = "suffix", "template", "context", "images"  # fields of generate that must be empty
 # Options for Ollama's own way to load and to run a model, which change nothing that an answer says; and those that
 # change nothing where they have these values.
@@ -87,7 +89,7 @@ async def show(server: Server, request: Request) -> Response:
                 "general.architecture": manifest.family,
                 f"{manifest.family}.context_length": manifest.context,
             },
-            "capabilities": ["completion" if manifest.embedding is None else "embedding"]
+            "capabilities": CAPABILITIES.get(manifest.kind, ["completion"])
             + (["tools"] if known(manifest.chat_template) and manifest.embedding is None else [])
             + (["thinking"] if manifest.thinking is not None else []),
         }

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edge import __version__
-from edge.embedding_format import EMBEDDER
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.runtime.options import DECODER, SPEECH, TEXT
 from edge.serve import openapi_answers as answers
 from edge.serve import openapi_requests as requests
@@ -26,7 +26,7 @@ JSON, EVENTS, LINES, PLAIN, FORM = (
     "text/plain",
     "multipart/form-data",
 )
-ALL = DECODER, TEXT, SPEECH, EMBEDDER
+ALL = DECODER, TEXT, SPEECH, EMBEDDER, RERANKER
 
 
 class Posted(NamedTuple):
@@ -52,6 +52,9 @@ POSTED = {
         {JSON: answers.RESPONSE, EVENTS: text()},
     ),
     "/v1/embeddings": Posted("Vectors of texts.", [(requests.EMBEDDING, (EMBEDDER,))], {JSON: answers.EMBEDDINGS}),
+    "/v1/rerank": Posted(
+        "Ranks documents by how well they answer a query.", [(requests.RERANK, (RERANKER,))], {JSON: answers.RERANK}
+    ),
     "/api/embed": Posted(
         "Vectors of texts in Ollama's protocol.", [(requests.OLLAMA_EMBED, (EMBEDDER,))], {JSON: answers.OLLAMA_EMBED}
     ),

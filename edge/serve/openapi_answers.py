@@ -143,6 +143,14 @@ EMBEDDINGS = answer(
     model=text(),
     usage=answer(prompt_tokens=COUNT, total_tokens=COUNT),
 )
+RANKED = answer(index=COUNT, relevance_score=number(), document=answer(text=text()))
+RANKED["required"] = ["index", "relevance_score"]
+RERANK = answer(
+    object=one_of("list"),
+    model=text(),
+    results=array(RANKED),
+    usage=answer(prompt_tokens=COUNT, total_tokens=COUNT),
+)
 OLLAMA_EMBED = answer(
     model=text(), embeddings=array(VECTOR), total_duration=COUNT, load_duration=COUNT, prompt_eval_count=COUNT
 )

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from edge.runtime import options
 from edge.runtime.decode.form import LONGEST
-from edge.serve import audio, bias, embeddings, fields, messages, ollama, openai, responses, responses_input, tools
+from edge.serve import (
+    audio,
+    bias,
+    embeddings,
+    fields,
+    messages,
+    ollama,
+    openai,
+    rerank,
+    responses,
+    responses_input,
+    tools,
+)
 from edge.serve.answering import TOP_LOGPROBS
 from edge.serve.openapi_schema import FLAG, LABEL, NULL, Schema, array, either, integer, number, one_of, record, text
 
@@ -244,6 +256,17 @@ VECTOR = {"prompt": text(), "dimensions": integer(1), "truncate": FLAG}
 TOKENS = array({"type": "integer"}, 1)
 EMBEDDED = either(text(), array(text(), 0, embeddings.MOST_TEXTS), TOKENS, array(TOKENS, 1, embeddings.MOST_TEXTS))
 EMBEDDING = record(("input",), input=EMBEDDED, encoding_format=one_of("", *embeddings.FORMS), user=LABEL, **VECTOR)
+DOCUMENT = either(text(), record(("text",), text=text()))
+RERANK = record(
+    ("query", "documents"),
+    query=text(),
+    documents=array(DOCUMENT, 1, rerank.MOST_DOCUMENTS),
+    top_n=integer(1),
+    return_documents=FLAG,
+    raw_scores=FLAG,
+    truncate=FLAG,
+    user=LABEL,
+)
 UNUSED = {"keep_alive": LABEL, "options": one_of({})}
 OLLAMA_EMBED = record(input=EMBEDDED, **VECTOR, **UNUSED)
 OLLAMA_EMBEDDING = record(prompt=text(), **UNUSED)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
-from edge.serve import audio, embeddings, ollama, openai, openapi, responses
+from edge.serve import audio, embeddings, ollama, openai, openapi, rerank, responses
 from edge.serve.answering import in_time
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
@@ -89,6 +89,7 @@ class Server:
             _route(self, "POST", "/v1/chat/completions", openai.chat_completions),
             _route(self, "POST", "/v1/completions", openai.completions),
             _route(self, "POST", "/v1/embeddings", embeddings.embeddings),
+            _route(self, "POST", "/v1/rerank", rerank.rerank),
             _route(self, "POST", "/v1/responses", responses.responses),
             _route(self, "POST", "/v1/audio/transcriptions", audio.transcriptions),
             _route(self, "POST", "/v1/audio/translations", audio.translations),

@@ -1,4 +1,4 @@
-"""A model that does one thing at a time: turns one text into another, listens, or makes vectors."""
+"""A model that does one thing at a time: turns one text into another, listens, makes vectors, or ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.runtime.memory.shares import closed
 from edge.serve.refusal import WorkerClosed, too_many
 
 if TYPE_CHECKING:
-    from edge.runtime.embed.embedder import Embedder
+    from edge.runtime.embed.text_model import TextModel
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
@@ -26,7 +26,7 @@ class Single:
         queue: how many may wait at most.
     """
 
-    def __init__(self, model: Text2Text | Transcriber | Embedder, *, queue: int) -> None:
+    def __init__(self, model: Text2Text | Transcriber | TextModel, *, queue: int) -> None:
         self.model, self._queue = model, queue
         self._turn, self._count = threading.Lock(), threading.Lock()
         self._there = 0  # that run, or wait

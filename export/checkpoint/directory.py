@@ -18,6 +18,7 @@ from edge.export.checkpoint import model_config, quantized
 from edge.export.checkpoint.expert_tensors import expert_shapes, one_by_one, refuse_more
 from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.pooling import MODULES, read_pooling
+from edge.export.checkpoint.score_head import read_score_head
 from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tensor_names import places, text_name, without_prefix
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
@@ -67,7 +68,7 @@ class DirectoryCheckpoint(FolderCheckpoint):
         stored = {name: each for each in stored_tensors(root) if (name := text_name(each.name))}
         found: _Found = quantized.matrices_of(stored, method, root)
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
-        self.pooling = read_pooling(root)
+        self.pooling = read_score_head(root, raw, self.config, found) or read_pooling(root)
         if self.pooling is None and model_config.embeds(self.config):
             self.pooling = Pooling()
             self.notes.append(f"{root.name} has no {MODULES}, so that a text's vector is the mean of its tokens'.")

@@ -65,6 +65,12 @@ def read_pooling(root: Path) -> Pooling | None:
     )
 
 
+def is_bare(root: Path) -> bool:
+    """True if no files of sentence-transformers say that anything follows the transformer, as of its cross-encoders."""
+    path = root / MODULES
+    return not path.is_file() or [kind for kind, _ in _modules(path)] == ["Transformer"]
+
+
 def _modules(path: Path) -> list[tuple[str, str]]:
     """The kind and the folder of each module."""
     wrong = CheckpointError(f"{path} is not as sentence-transformers writes it; fetch the checkpoint again.")

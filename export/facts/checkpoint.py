@@ -54,14 +54,14 @@ class Checkpoint(Protocol):
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
     files: Sequence[Path] = ()  # of a GGUF, in the order in which its tensors count them
-    pooling: Pooling | None = None  # of one that makes vectors of texts
+    pooling: Pooling | None = None  # of one that makes vectors of texts, or scores pairs
     notes: Sequence[str] = ()  # what a person should know of how it was read, in sentences
     config: dict[str, Any]
     generation: dict[str, Any]  # generation_config.json's content, or what else says the same; empty where nothing does
 
     @property
     def embeds(self) -> bool:
-        """True if it makes vectors of texts."""
+        """True if it makes vectors of texts, or scores pairs."""
         return self.pooling is not None
 
     @property

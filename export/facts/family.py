@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from edge.embedding_format import CLS
 from edge.errors import ExportError
 from edge.export.facts.experts import Experts
 from edge.export.facts.mixers import Mixer
@@ -225,6 +226,26 @@ class Languages:
 
 
 @dataclass(frozen=True)
+class HeadLayer:
+    """A linear layer of the head by which a pair of texts is scored: its name in the checkpoint, transformers' name of
+    what follows it, and the name and the epsilon of a layer norm after that."""
+
+    name: str
+    activation: str = "identity"
+    norm: str | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class ScoreHead:
+    """The head of transformers' model for sequence classification. pooling: over the last hidden states, one of
+    `edge.embedding_format.POOLINGS`."""
+
+    layers: Sequence[HeadLayer]
+    pooling: str = CLS
+
+
+@dataclass(frozen=True)
 class Family:
     """build: makes the graph's modules, a `Decoder` or an `EncoderDecoder`, of transformers' configuration, the weights
     and the context.
@@ -232,7 +253,8 @@ class Family:
     layers: of a decoder like Llama, how they differ from Llama's. norms: of those layers. shapes: of the tensors of
     another decoder, by transformers' names. precise: a pattern of the
     matrices that read rows in 16 bits where an encoder's weights are int8. cross: a pattern of the decoder's matrices
-    that make keys and values of the encoder's output, and stand in the encoder's graph.
+    that make keys and values of the encoder's output, and stand in the encoder's graph. scores: of an encoder, the head
+    that makes a pair's score.
     """
 
     build: Callable[[Any, Any, int], Any]  # the weights are those of `edge.export.graph.weights`
@@ -243,6 +265,7 @@ class Family:
     languages: Languages | None = None
     precise: str | None = None
     cross: str = r"\.encoder_attn\.[kv]_proj\."
+    scores: Callable[[Any], ScoreHead] | None = None
 
     def tensors(self, config: Any) -> dict[str, tuple[int, ...]]:
         """The tensors of a decoder, by transformers' names."""

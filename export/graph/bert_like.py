@@ -30,6 +30,7 @@ class Names:
 
 
 BERT = Names()
+TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 
 
 def bert_like(
@@ -47,7 +48,7 @@ def bert_like(
         raise ExportError(f"The model's positions are of the kind {str(kind)[:60]!r}; absolute ones can be exported.")
     table = weights.read("embeddings.position_embeddings.weight")[offset : offset + max_context]
     if getattr(config, "type_vocab_size", 0):
-        table = table + weights.read("embeddings.token_type_embeddings.weight")[0]
+        table = table + weights.read(TOKEN_TYPES)[0]
     start = Embeddings(
         Embedding(weights, "embeddings.word_embeddings"),
         weights.table("positions", table),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from edge.embedding_format import PairFormat
 from edge.errors import CheckpointError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.family import Family
@@ -14,6 +15,7 @@ from edge.export.graph.families import find_family
 from edge.manifest import Generation, TextFormat
 
 SAMPLE = "a text"  # that a tokenizer is shown
+PAIR = ("a text", "words")
 # Settings of transformers that a bundle has no place for, with the values that change nothing.
 UNKNOWN: dict[str, Any] = {
     "do_sample": False,
@@ -138,6 +140,29 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         if full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]
     raise CheckpointError("The tokenizer changes a text when it adds special tokens to it; this is not supported.")
+
+
+def around_pair(tokenizer: Tokenizer) -> tuple[list[int], PairFormat, list[int]]:
+    """The tokens that the tokenizer's own post-processor puts before, between and after the texts of a pair.
+
+    Raises:
+        CheckpointError: it puts nothing between them, or gives types to tokens that no bundle has.
+    """
+    first, second = (tokenizer.encode(text, add_special_tokens=False).ids for text in PAIR)
+    whole = tokenizer.encode(*PAIR, add_special_tokens=True)
+    ids, types = whole.ids, whole.type_ids
+    for start in range(len(ids) - len(first) - len(second) + 1):
+        if ids[start : start + len(first)] != first:
+            continue
+        end = start + len(first)
+        for at in range(end + 1, len(ids) - len(second) + 1):
+            if ids[at : at + len(second)] == second:
+                if types not in ([0] * len(ids), [0] * at + [1] * (len(ids) - at)):
+                    raise CheckpointError("The tokenizer gives types to a pair's tokens that this project does not.")
+                return ids[:start], PairFormat(ids[end:at], any(types)), ids[at + len(second) :]
+    raise CheckpointError(
+        "The tokenizer puts no token between the texts of a pair, so a model that ranks has no input."
+    )
 
 
 def _languages(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""A model for vectors on its way into a bundle: weights, graph, the check against Torch, golden vectors."""
+"""A model for vectors, or a reranker, on its way into a bundle: weights, graph, the check against Torch, golden
+vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
-from edge.embedding_format import EMBEDDER, EmbeddingFormat
+from edge.embedding_format import EMBEDDER, RERANKER, EmbeddingFormat, PairFormat
 from edge.errors import ExportError
 from edge.export.check import of_embedder as check
 from edge.export.facts.progress import Progress
-from edge.export.manifest.text_format import around
+from edge.export.manifest.text_format import around, around_pair
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import RecordedWeights, manifest_of, say_what_changed
 from edge.export.pipeline.settle import Plan
@@ -22,6 +23,7 @@ from edge.export.targets.cpu.embedder import build_embedder, width_of
 from edge.golden_vectors import GoldenVectors
 from edge.manifest import Manifest
 from edge.runtime.check.vectors import record_vectors
+from edge.runtime.embed.encoded import Encoded, paired
 from edge.runtime.load import open_embedder
 
 if TYPE_CHECKING:
@@ -49,10 +51,12 @@ def write_embedder(
     recording = RecordedWeights(
         quantize_embedder(checkpoint, weights, plan.chosen.block_size), progress, "writing weights"
     )
-    built = build_embedder(checkpoint, recording, writer, context)
+    pair = form.pair
+    built = build_embedder(checkpoint, recording, writer, context, types=pair is not None and pair.types)
     say_what_changed(checkpoint, recording, say)
     writer.write_file(TOKENIZER, compact(tokenizer))
-    manifest = manifest_of(checkpoint, built, plan.name, EMBEDDER, weights, context, embedding=form, chat_template=None)
+    kind = EMBEDDER if pair is None else RERANKER
+    manifest = manifest_of(checkpoint, built, plan.name, kind, weights, context, embedding=form, chat_template=None)
     writer.flush()
     embedder = open_embedder(Bundle(writer.staging, manifest), checked=True)
     if recorded is not None:
@@ -73,7 +77,12 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 def _format(checkpoint: Checkpoint) -> EmbeddingFormat:
     pooling = checkpoint.pooling
     assert pooling is not None
-    prefix, suffix = around(_tokenizer(checkpoint))
+    tokenizer, pair = _tokenizer(checkpoint), None
+    if pooling.pairs:
+        prefix, pair, suffix = around_pair(tokenizer)
+        pair = PairFormat(pair.between, pair.types and pooling.types)
+    else:
+        prefix, suffix = around(tokenizer)
     prompts = {name: text for name, text in pooling.prompts.items() if text}
     return EmbeddingFormat(
         width_of(checkpoint),
@@ -84,16 +93,18 @@ def _format(checkpoint: Checkpoint) -> EmbeddingFormat:
         prompts,
         pooling.prompt if pooling.prompt in prompts else None,
         pooling.lowercase,
+        pair,
     )
 
 
-def _texts(checkpoint: Checkpoint, form: EmbeddingFormat, context: int) -> list[list[int]]:
-    """Token ids of the check's texts."""
+def _texts(checkpoint: Checkpoint, form: EmbeddingFormat, context: int) -> list[Encoded]:
+    """Token ids of the check's texts, or of pairs of them."""
     tokenizer, room = _tokenizer(checkpoint), context - form.frame
-    if room < 1:
+    if room < 2:
         raise ExportError(f"A context of {context} tokens has no room for a text of {checkpoint.name}.")
-    found = []
-    for text in check.TEXTS:
-        ids = tokenizer.encode(text.lower() if form.lowercase else text, add_special_tokens=False).ids[:room]
-        found.append([*form.prefix, *ids, *form.suffix])
-    return found
+    texts = [text.lower() if form.lowercase else text for text in check.TEXTS]
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    if form.pair is None:
+        return [Encoded([*form.prefix, *each[:room], *form.suffix]) for each in ids]
+    pairs = [(query, document) for query in ids[: check.QUERIES] for document in ids]
+    return [paired(form, query[: room // 2], document, context) for query, document in pairs]

@@ -82,4 +82,4 @@ def _refuse_others(request: ExportRequest, name: str) -> None:
     }
     for option, value in given.items():
         if value:
-            raise InputError(f"{name} makes vectors of texts; {option} is for models that answer.")
+            raise InputError(f"{name} answers nothing; {option} is for models that do.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,10 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.embed.embed_options import EmbedOptions
+from edge.runtime.embed.encoded import Encoded
 from edge.runtime.embed.engine import EmbedEngine
+from edge.runtime.embed.text_model import TextModel
 from edge.runtime.keywords import EmbedKeywords
-from edge.runtime.memory.process import release_freed
-from edge.runtime.memory.shares import closed
 from edge.runtime.options import shown, with_keywords
 from edge.runtime.text.tokenizer import Text
 
@@ -38,7 +37,7 @@ class Read:
         return sum(map(len, self.ids))
 
 
-class Embedder:
+class Embedder(TextModel):
     """A model for vectors in memory. `edge.load` makes one. Several threads may use it at a time.
 
     Args:
@@ -51,49 +50,19 @@ class Embedder:
     """
 
     def __init__(self, bundle: Bundle, engine: EmbedEngine | Background[EmbedEngine], text: Text) -> None:
-        if bundle.manifest.embedding is None:
+        if bundle.manifest.embedding is None or bundle.manifest.embedding.pair is not None:
             raise InputError(f"{bundle.manifest.name} makes no vectors of texts.")
-        self.bundle, self.text, self._format = bundle, text, bundle.manifest.embedding
-        self._engine: EmbedEngine | Background[EmbedEngine] | None = engine
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the weights. It makes no more vectors: those under way end at their next step with an InputError."""
-        engine, self._engine = self._engine, None
-        if engine is not None and not isinstance(engine, Background):
-            engine.close()
-        gc.collect()
-        release_freed()
-
-    @property
-    def engine(self) -> EmbedEngine:
-        """The engine, as soon as it has loaded; InputError where the model was closed."""
-        engine = self._engine
-        if engine is None:
-            raise InputError(closed(self.bundle.manifest.name))
-        if isinstance(engine, Background):
-            self._engine = engine = engine.result()
-            release_freed()
-        return engine
-
-    def wait(self) -> None:
-        """Wait until the engine has loaded. Its errors are raised here, and not as a fault of a text."""
-        self.engine.check_open()
+        super().__init__(bundle, engine, text)
 
     @property
     def width(self) -> int:
         """Numbers of a vector."""
-        return self._format.width
+        return self.format.width
 
     @property
     def prompts(self) -> dict[str, str]:
         """The prompts that the model's makers set, by name."""
-        return dict(self._format.prompts)
+        return dict(self.format.prompts)
 
     def embed(
         self,
@@ -120,8 +89,8 @@ class Embedder:
 
     def check(self, options: EmbedOptions) -> None:
         """Raise InputError where options do not fit the model."""
-        if options.prompt is not None and options.prompt not in self._format.prompts:
-            known = ", ".join(self._format.prompts) or "none"
+        if options.prompt is not None and options.prompt not in self.format.prompts:
+            known = ", ".join(self.format.prompts) or "none"
             raise InputError(
                 f"{self.bundle.manifest.name} has no prompt {shown(options.prompt)}; it has {known[:500]}."
             )
@@ -141,9 +110,9 @@ class Embedder:
         listed = [texts] if isinstance(texts, str) else texts
         if isinstance(listed, bytes) or not isinstance(listed, Sequence):
             raise InputError(f"Vectors are made of texts in a list, not of {shown(texts)}.")
-        name = self._format.prompt if options.prompt is None else options.prompt
-        before = "" if name is None else self._format.prompts[name]
-        found = [self._ids(text, before, place) for place, text in enumerate(listed, first)]
+        name = self.format.prompt if options.prompt is None else options.prompt
+        before = "" if name is None else self.format.prompts[name]
+        found = [self.encode(text, f"text {place + 1}", before) for place, text in enumerate(listed, first)]
         return self.framed(found, options, first=first)
 
     def framed(self, texts: Sequence[Sequence[int]], options: EmbedOptions = DEFAULTS, *, first: int = 0) -> Read:
@@ -152,19 +121,14 @@ class Embedder:
         Raises:
             InputError: a text is longer than the model takes, is empty, or has a token that is in no vocabulary.
         """
-        form, room, cut, found = self._format, self.engine.room, 0, list[list[int]]()
+        form, room, cut, found = self.format, self.engine.room, 0, list[list[int]]()
         most, vocab = room.context - form.frame, self.bundle.manifest.dims.vocab_size
         alone = len(texts) == 1 and not first
         for place, ids in enumerate(texts, first):
             own, named = list(ids), "The text" if alone else f"Text {place + 1}"
             if len(own) > most:
                 if not options.truncate:
-                    why = " in the memory that it may take" if room.limited else ""
-                    raise InputError(
-                        f"{named} has {len(own) + form.frame} tokens, and "
-                        f"{self.bundle.manifest.name} takes {room.context} at most{why}; shorten it, or let it be cut "
-                        "(--truncate)."
-                    )
+                    raise self.too_long(named, len(own) + form.frame)
                 own, cut = own[:most], cut + 1
             if own and not 0 <= min(own) <= max(own) < vocab:
                 wrong = next(token for token in own if not 0 <= token < vocab)
@@ -184,37 +148,13 @@ class Embedder:
     ) -> NDArray[np.float32]:
         """Return the vectors of token ids that `read` or `framed` made, [texts, width] float32."""
         self.check(options)
-        engine = self.engine
-        made = np.empty((len(texts), self.width), np.float32)
-        for places in _steps([len(ids) for ids in texts], engine.room.step):
-            if interrupted():
-                raise InputError("The work was interrupted.")
-            made[places] = engine.step(np.array([texts[place] for place in places], np.int64))
-        return self._shortened(made, options.dimensions)
+        return self._shortened(self.run([*map(Encoded, texts)], interrupted=interrupted), options.dimensions)
 
     def _shortened(self, made: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
         if dimensions is None or dimensions == self.width:
             return made
         cut = np.ascontiguousarray(made[:, :dimensions])
-        if not self._format.normalized:
+        if not self.format.normalized:
             return cut
         shorter: NDArray[np.float32] = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), SMALLEST)
         return shorter.astype(np.float32, copy=False)
-
-    def _ids(self, text: Any, before: str, place: int) -> list[int]:
-        if not isinstance(text, str):
-            raise InputError(f"Vectors are made of texts, not of {shown(text)}, which is text {place + 1}.")
-        whole = (before + text).strip()
-        return self.text.encode_content(whole.lower() if self._format.lowercase else whole) if whole else []
-
-
-def _steps(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """The places of texts of one length, as many as fit into a step of `room` tokens; the longest first, for which
-    memory is taken once."""
-    by_length: dict[int, list[int]] = {}
-    for place, length in enumerate(lengths):
-        by_length.setdefault(length, []).append(place)
-    for length in sorted(by_length, reverse=True):
-        places, count = by_length[length], max(1, room // length)
-        for start in range(0, len(places), count):
-            yield places[start : start + count]

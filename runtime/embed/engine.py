@@ -1,4 +1,4 @@
-"""The graph of a model that makes vectors: token ids go in, and a vector of each text comes out."""
+"""The graph of a model that makes vectors, or scores pairs: token ids go in, and a vector of each text comes out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.embedding_format import EMBEDDER, VECTORS
+from edge.embedding_format import EMBEDDER, IDS, TYPES, VECTORS
 from edge.errors import BundleError, InputError
 from edge.runtime.embed.memory import Room
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_given, check_stated
 from edge.runtime.memory.shares import closed
 from edge.runtime.providers.provider import Provider, Session
-
-IDS = "input_ids"
 
 
 class EmbedEngine:
@@ -37,7 +35,13 @@ class EmbedEngine:
         check_stated(bundle)
         self.bundle, self.provider, self.room, self.width = bundle, provider, room, manifest.embedding.width
         self.session: Session = provider.open(bundle, EMBEDDER)
-        check_given(bundle, self.session, EMBEDDER, [IDS])
+        pair = manifest.embedding.pair
+        given = [IDS, *([TYPES] if pair is not None and pair.types else [])]
+        check_given(bundle, self.session, EMBEDDER, given)
+        if lacking := sorted(set(given) - self.session.inputs):
+            raise BundleError(
+                f"{bundle.root}: the graph {EMBEDDER} does not read {lacking[0]}; export the model again."
+            )
         shape = self.session.shapes.get(VECTORS, ())
         if len(shape) != 2 or shape[1] != self.width:
             raise BundleError(
@@ -63,8 +67,9 @@ class EmbedEngine:
         """Close the engine: the running step finishes, and every later one raises InputError."""
         self.closed = True
 
-    def step(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The vectors [B, W] of texts of the same length, token ids [B, T].
+    def step(self, ids: NDArray[np.int64], types: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """The vectors [B, W] of texts of the same length, token ids [B, T]; of pairs with the types of their tokens,
+        where the model has some.
 
         Raises:
             InputError: the engine is closed, or there is no memory for the step.
@@ -72,12 +77,12 @@ class EmbedEngine:
         """
         self.check_open()
         try:
-            made: NDArray[np.float32] = self.session.run({IDS: ids})[0]
+            made: NDArray[np.float32] = self.session.run({IDS: ids} if types is None else {IDS: ids, TYPES: types})[0]
         except FAILURES as e:
             raise failed(self.bundle, e) from e
         if not np.isfinite(made).all():
             raise BundleError(
-                f"A vector by {self.bundle.manifest.name} has numbers that are not finite; check the bundle with edge "
-                "verify, or export it again."
+                f"What {self.bundle.manifest.name} makes of a text has numbers that are not finite; check the "
+                "bundle with edge verify, or export it again."
             )
         return made

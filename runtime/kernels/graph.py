@@ -140,7 +140,8 @@ def kernel_graph(
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
     more = () if bundle.manifest.embedding is None else BY_TEXTS
-    independent = all(is_independent(node, more) for node in model.graph.node)
+    matrices = {tensor.name for tensor in model.graph.initializer} if more else set[str]()
+    independent = all(is_independent(node, more, matrices) for node in model.graph.node)
     return KernelGraph(model, read, independent, inside, files, bool(of_gguf))
 
 

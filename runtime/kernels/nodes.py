@@ -303,9 +303,12 @@ def _is_norm(node: Any, weights: dict[str, Any]) -> bool:
     return weight is not None and len(weight.dims) == 1 and weight.dims[0] % LANES == 0
 
 
-def is_independent(node: Any, more: Collection[str] = ()) -> bool:
+def is_independent(node: Any, more: Collection[str] = (), matrices: Collection[str] = ()) -> bool:
     """True if a row of a node's results depends on that row's inputs alone, in every bit. more: operators that are
-    known to be such, besides `BY_ROWS`."""
+    known to be such, besides `BY_ROWS`. matrices: tensors whose products with vectors [B, K, 1] are, too: each is a
+    product by itself."""
+    if node.op_type == "MatMul" and node.input and node.input[0] in matrices:
+        return True
     if node.domain not in (DOMAIN, INT8_DOMAIN) and node.op_type not in BY_ROWS and node.op_type not in more:
         return False
     return all(is_independent(inner, more) for branch in branches(node) for inner in branch.node)

@@ -13,6 +13,7 @@ import pytest
 from sounds import tone, write_wave
 from tiny_embedders import tiny_embedder
 from tiny_encoder_decoders import t5_bundle, whisper_bundle
+from tiny_rerankers import tiny_reranker
 
 import edge
 from edge.bundle import Bundle
@@ -44,6 +45,7 @@ BUNDLES = {
     "translator": ["en-de.edge", "corrector.edge"],
     "speech": ["whisper.edge"],
     "vectors": ["minilm.edge"],
+    "ranks": ["ranks.edge"],
 }
 FORMS = {"person.json": '{"type": "object"}', "answer.lark": 'start: "yes" | "no"'}
 TEXTS = ["FILE", "text.txt", "texts.txt", "report.txt", "prompts.txt", "sentences.txt", "in.txt"]
@@ -109,6 +111,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory, pristine_tiny_bundle: Bund
         "translator": t5_bundle(tmp_path_factory.mktemp("t5")),
         "speech": whisper_bundle(tmp_path_factory.mktemp("whisper")),
         "vectors": edge.export(tiny_embedder(embedder / "tiny"), embedder / "tiny.edge", check=False),
+        "ranks": edge.export(tiny_reranker(embedder / "cross"), embedder / "cross.edge", check=False),
     }
     for kind, names in BUNDLES.items():
         for name in names:

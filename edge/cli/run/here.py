@@ -11,9 +11,11 @@ from edge import catalog
 from edge.bundle import Bundle
 from edge.cli.run.made import called, kept, last_used
 from edge.cli.run.recorded import records
+from edge.embedding_format import EMBEDDER, RERANKER
 from edge.home import cache_dir
 
 BUNDLE, MODEL = "bundle", "model"
+DOES = {EMBEDDER: ", vectors", RERANKER: ", ranks"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def _bundles() -> Iterable[Here]:
     for bundle in kept():
         manifest = bundle.manifest
         name = names.get(bundle.root.name, manifest.name)
-        what = f"{manifest.family}, {manifest.weights}" + (", vectors" if manifest.embedding is not None else "")
+        what = f"{manifest.family}, {manifest.weights}" + DOES.get(manifest.kind, "")
         yield Here(name, BUNDLE, what, sum(bundle.sizes.values()), last_used(bundle.root), bundle.root)
 
 

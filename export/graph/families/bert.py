@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.facts.family import Family
+from edge.export.facts.family import Family, HeadLayer, ScoreHead
 from edge.export.graph.bert_like import bert_like
 
 NAME = "bert"
@@ -15,4 +15,5 @@ def build(config: Any, weights: Any, max_context: int) -> Any:
     return bert_like(config, weights, max_context)
 
 
-FAMILY = Family(build)
+HEAD = ScoreHead([HeadLayer("pooler.dense", "tanh"), HeadLayer("classifier")])
+FAMILY = Family(build, scores=lambda config: HEAD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.facts.family import Family
+from edge.export.facts.family import Family, HeadLayer, ScoreHead
 from edge.export.graph.bert_like import Names, bert_like
 
 NAME = "distilbert"
@@ -24,4 +24,5 @@ def build(config: Any, weights: Any, max_context: int) -> Any:
     return bert_like(config, weights, max_context, names=names)
 
 
-FAMILY = Family(build)
+HEAD = ScoreHead([HeadLayer("pre_classifier", "relu"), HeadLayer("classifier")])
+FAMILY = Family(build, scores=lambda config: HEAD)

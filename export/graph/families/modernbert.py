@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxscript import nn
 
-from edge.export.facts.family import Family, Heads
+from edge.export.facts.family import Family, HeadLayer, Heads, ScoreHead
 from edge.export.graph.bert_like import dims_of
 from edge.export.graph.blocks import GatedMLP, ResidualLayerNorm
 from edge.export.graph.both_ways import BothWays, TextStep
@@ -60,4 +60,9 @@ def build(config: Any, weights: Weights, max_context: int) -> EmbeddingModel:
     return EmbeddingModel(encoder, dims_of(config))
 
 
-FAMILY = Family(build)
+def head(config: Any) -> ScoreHead:
+    dense = HeadLayer("head.dense", config.classifier_activation, norm="head.norm", eps=config.norm_eps)
+    return ScoreHead([dense, HeadLayer("classifier")], config.classifier_pooling)
+
+
+FAMILY = Family(build, scores=head)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnxscript import nn
 
-from edge.export.facts.family import Family
+from edge.export.facts.family import Family, HeadLayer, ScoreHead
 from edge.export.graph.bert_like import Names, bert_like
 from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.stacks import arange
@@ -48,4 +48,5 @@ def build(config: Any, weights: Weights, max_context: int) -> Any:
     return bert_like(config, weights, max_context, offset=config.pad_token_id + 1, names=names, bias=bias)
 
 
-FAMILY = Family(build)
+HEAD = ScoreHead([HeadLayer("classifier.dense", "tanh"), HeadLayer("classifier.out_proj")])
+FAMILY = Family(build, scores=lambda config: HEAD)

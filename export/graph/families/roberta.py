@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.facts.family import Family
+from edge.export.facts.family import Family, HeadLayer, ScoreHead
 from edge.export.graph.bert_like import bert_like
 
 NAMES = ("roberta", "xlm-roberta", "camembert")
@@ -15,4 +15,5 @@ def build(config: Any, weights: Any, max_context: int) -> Any:
     return bert_like(config, weights, max_context, offset=config.pad_token_id + 1)
 
 
-FAMILY = Family(build)
+HEAD = ScoreHead([HeadLayer("classifier.dense", "tanh"), HeadLayer("classifier.out_proj")])
+FAMILY = Family(build, scores=lambda config: HEAD)

@@ -1,4 +1,4 @@
-"""The graph of a model that makes vectors: `graphs/embedder.onnx`."""
+"""The graph of a model that makes vectors, or scores pairs of texts: `graphs/embedder.onnx`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from edge.embedding_format import EMBEDDER
 from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.tensors import Weight
+from edge.export.graph.bert_like import TOKEN_TYPES
 from edge.export.graph.both_ways import OfDecoder
 from edge.export.graph.families import find_family, is_like_llama
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import Built, configuration, remove_unused
-from edge.export.graph.vectors import EmbeddingModel, Head, embedder_graph
+from edge.export.graph.vectors import EmbeddingModel, Embeddings, Head, TextEncoder, embedder_graph
 from edge.export.graph.weights import Weights
 from edge.export.targets.cpu.decoder import decoder_dims
 from edge.export.targets.cpu.files import write_graph
@@ -40,10 +41,16 @@ def width_of(checkpoint: Checkpoint) -> int:
 
 
 def build_embedder(
-    checkpoint: Checkpoint, weights: Mapping[str, Weight], writer: BundleWriter, max_context: int
+    checkpoint: Checkpoint,
+    weights: Mapping[str, Weight],
+    writer: BundleWriter,
+    max_context: int,
+    *,
+    types: bool = False,
 ) -> Built:
     """Write the model's tensors and its graph into the bundle. weights: matrices by parameter name; norms, biases and
-    position tables are read from the checkpoint. max_context: maximum tokens of a text.
+    position tables are read from the checkpoint. max_context: maximum tokens of a text. types: a pair's second text has
+    tokens of another type.
 
     Raises:
         ExportError: the model's type is of no known family, or it asks for what no graph can do.
@@ -56,7 +63,11 @@ def build_embedder(
     config = configuration(checkpoint.config)
     built = family.build(config, store, max_context)
     model = EmbeddingModel(OfDecoder(built), decoder_dims(config)) if isinstance(built, Decoder) else built
-    graph = embedder_graph(model, Head(store, checkpoint.pooling), width_of(checkpoint), CPU).graph
+    if types:
+        assert isinstance(model.encoder, TextEncoder) and isinstance(model.encoder.start, Embeddings)
+        rows = store.read(TOKEN_TYPES)[:2]
+        model.encoder.start.types = store.table("token_types", rows - rows[0])
+    graph = embedder_graph(model, Head(store, checkpoint.pooling), width_of(checkpoint), CPU, types=types).graph
     remove_unused(graph)
     return Built(
         family=name,
