@@ -160,6 +160,19 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
     return Loading(bundle, options, variant, Background(make))
 
 
+def check_loads(bundle: Bundle, options: LoadOptions) -> None:
+    """Raise what loading a bundle would raise, as far as its manifest, the options and this process's memory tell."""
+    from edge.runtime.memory.process import private_bytes
+
+    if bundle.manifest.embedding is None:
+        check_name(options.speculate)
+        choose(as_asked(bundle, options), options, present=private_bytes())
+        return
+    from edge.runtime.embed.memory import room_of
+
+    room_of(bundle, options.memory, options.context, private_bytes())
+
+
 def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: bool = False) -> Embedder | Reranker:
     """Load a bundle whose model makes vectors, or ranks documents. checked: its files were looked through, or are being
     written.

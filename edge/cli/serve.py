@@ -140,6 +140,7 @@ def _server(args: argparse.Namespace, bundles: dict[str, Bundle], address: Addre
     if "memory" in given:  # of the answers side by side, and of one whose prompt is being read
         given["beams"] = args.parallel + 1
     models: Models = Models(bundles, LoadOptions(**given), parallel=args.parallel, queue=args.queue)
+    models.check()
     return Server(models, address, _say if args.log else None)
 
 

@@ -58,7 +58,7 @@ class Metrics:
 
 
 class _Queues(Collector):
-    """The answers that wait and that grow."""
+    """The answers that wait and that grow, and the memory that earlier texts take."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -66,8 +66,13 @@ class _Queues(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         waiting = GaugeMetricFamily("edge_waiting_answers", "Answers that wait for their turn", labels=["model"])
         growing = GaugeMetricFamily("edge_growing_answers", "Answers that grow", labels=["model"])
+        kept = GaugeMetricFamily(
+            "edge_beginnings_bytes", "Keys and values that are kept for prompts that begin like them", labels=["model"]
+        )
         for name, worker in self._models.loaded.items():
             waiting.add_metric([name], worker.waiting)
             growing.add_metric([name], worker.growing)
+            kept.add_metric([name], worker.kept_bytes)
         yield waiting
         yield growing
+        yield kept

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.embedding_format import EMBEDDER, RERANKER
-from edge.runtime.load import OF_EMBEDDERS, open_embedder, start
+from edge.runtime.load import OF_EMBEDDERS, check_loads, open_embedder, start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import DECODER, SPEECH, TEXT, kind_of
 from edge.serve.refusal import BAD, UNKNOWN, Refusal, WorkerClosed
@@ -123,13 +123,23 @@ class Models:
             self._workers[name] = made = self._load(name)
             return made
 
+    def check(self) -> None:
+        """Raise what loading a model would raise as far as can be told beforehand, such as that it does not fit."""
+        for name, bundle in self.bundles.items():
+            check_loads(bundle, self._options_of(name))
+
+    def _options_of(self, name: str) -> LoadOptions:
+        kind = self.kind(name)
+        if kind in (EMBEDDER, RERANKER):
+            return LoadOptions(**{each: getattr(self._options, each) for each in OF_EMBEDDERS if each != "context"})
+        return self._options if kind == DECODER else replace(self._options, beams=None)
+
     def _load(self, name: str) -> Worker | Single:
         from edge.runtime.model import Model
 
+        options = self._options_of(name)
         if self.kind(name) in (EMBEDDER, RERANKER):
-            given = {each: getattr(self._options, each) for each in OF_EMBEDDERS if each != "context"}
-            return Single(open_embedder(self.bundles[name], LoadOptions(**given)), queue=self._queue)
-        options = self._options if self.kind(name) == DECODER else replace(self._options, beams=None)
+            return Single(open_embedder(self.bundles[name], options), queue=self._queue)
         loading = start(self.bundles[name], options)
         try:
             model = loading.model()

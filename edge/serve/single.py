@@ -63,6 +63,11 @@ class Single:
         return min(1, self._there)
 
     @property
+    def kept_bytes(self) -> int:
+        """0: nothing of one text is kept for another."""
+        return 0
+
+    @property
     def idle(self) -> bool:
         """True if nothing is asked."""
         return not self._there

@@ -119,6 +119,11 @@ class Worker:
         return min(len(self._new) + len(self._jobs), self._parallel)
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of keys and values of earlier texts."""
+        return self.model.prefixes.bytes
+
+    @property
     def idle(self) -> bool:
         """True if nothing is asked."""
         return not self._new and not self._jobs

@@ -273,14 +273,15 @@ def test_nothing_is_at_other_addresses(client: httpx.Client) -> None:
 
 
 def test_figures_are_counted(client: httpx.Client) -> None:
-    def generated() -> float:
+    def figure(name: str) -> float:
         text = client.get("/metrics").text
-        lines = [line for line in text.splitlines() if line.startswith("edge_generated_tokens_total")]
+        lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         return float(lines[0].split()[-1]) if lines else 0.0
 
-    before = generated()
-    used = chat(client)["usage"]["completion_tokens"]
-    assert generated() == before + used
+    before = figure("edge_generated_tokens_total")
+    used = chat(client, messages=[{"role": "user", "content": "A text that is long enough to be kept."}])["usage"]
+    assert figure("edge_generated_tokens_total") == before + used["completion_tokens"]
+    assert figure("edge_beginnings_bytes") > 0
     assert client.get("/health").json() == {"status": "ok"}
 
 

@@ -47,6 +47,14 @@ def test_a_port_in_use_is_said_before_anything_is_opened(capsys: pytest.CaptureF
     assert f"port {port}" in capsys.readouterr().err
 
 
+def test_a_model_that_does_not_fit_is_said_before_anybody_asks(
+    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tiny_bundle.root), "--port", "0", "--memory", "10MB"]) == 2
+    said = capsys.readouterr().err
+    assert "does not fit into 10 MB; the smallest budget that would do is" in said and "Serving" not in said
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 def test_it_serves_until_it_is_interrupted(tiny_bundle: Bundle) -> None:
     command = [sys.executable, "-m", "edge.cli.main", "serve", str(tiny_bundle.root), "--port", "0", "--log"]
