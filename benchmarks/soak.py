@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,11 @@ async def soak(args: argparse.Namespace, port: int, pid: int) -> tuple[list[str]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, limits=limits) as client:
         alone = [await whole(client, body(i)) for i in range(TEXTS)]
         say(f"{TEXTS} requests were answered alone")
-        for _ in range(2):  # so that the memory of all answers side by side is there
-            await asyncio.gather(*(whole(client, body(i)) for i in range(TEXTS)))
-        await settled(client, pid, None)
-        before, counts, faults = await figures(client, pid), Counter[str](), list[str]()
-        numbers = iter(range(args.requests))
+        counts, faults = Counter[str](), list[str]()
         pause = 60 * args.minutes * args.clients / args.requests  # of a client between the beginnings of two requests
 
         async def one(number: int) -> None:
-            draw = random.Random(1000 + number)
+            draw = random.Random(1000 * args.requests + number)
             which = draw.randrange(TEXTS)
             if draw.random() < 0.4:
                 kind = draw.choices(DISTURBERS, (4, 4, 1, 1))[0]
@@ -100,9 +97,9 @@ async def soak(args: argparse.Namespace, port: int, pid: int) -> tuple[list[str]
             if (found := await ask(client, body(which))) != alone[which]:
                 faults.append(f"request {number}, {ask.__name__}: {found[:60]!r} instead of {alone[which][:60]!r}")
 
-        async def client_of(number: int) -> None:
+        async def client_of(number: int, requests: Iterator[int]) -> None:
             await asyncio.sleep(pause * number / args.clients)
-            for request in numbers:
+            for request in requests:
                 began = time.monotonic()
                 try:
                     await one(request)
@@ -110,8 +107,15 @@ async def soak(args: argparse.Namespace, port: int, pid: int) -> tuple[list[str]
                     faults.append(f"request {request}: {type(e).__name__}: {e}")
                 await asyncio.sleep(max(0.0, began + pause - time.monotonic()))
 
+        async def crowd(requests: Iterable[int]) -> None:
+            left = iter(requests)
+            await asyncio.gather(*(client_of(i, left) for i in range(args.clients)))
+
+        await crowd(range(-args.requests // 2, 0))  # after which the memory of all kinds of answers is there
+        before = await settled(client, pid, None)
+        counts.clear()
         began = time.monotonic()
-        await asyncio.gather(*(client_of(i) for i in range(args.clients)))
+        await crowd(range(args.requests))
         took = time.monotonic() - began
         after = await settled(client, pid, before)
         text = (await client.get("/metrics")).text

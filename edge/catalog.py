@@ -27,15 +27,21 @@ Progress = Callable[[int, int, str], None]  # bytes so far, bytes in all (0: unk
 Say = Callable[[str], None]
 
 ADVICE = "docs/guide/models.md lists its fields"
+BITS = {"int4": 4.85, "keep": 4.85, "int8": 8.5}  # of a weight in GGUF's Q4_K_M and in ours, by how it is exported
+ANSWERS = 200_000_000  # bytes
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A model directory on the Hugging Face hub. sha256: of files that are pinned."""
+    """A model directory on the Hugging Face hub, or a `.gguf` file there.
+
+    gguf: the file, by its quantization such as Q4_K_M or its name; None: a directory. sha256: of files that are pinned.
+    """
 
     id: str
     revision: str | None = None
+    gguf: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -44,11 +50,13 @@ class HubSource:
 
     @property
     def where(self) -> str:
-        return f"hub {self.id}" + (f"@{self.revision}" if self.revision else "")
+        file, revision = f":{self.gguf}" if self.gguf else "", f"@{self.revision}" if self.revision else ""
+        return f"hub {self.id}{file}{revision}"
 
     def pins(self, here: Path) -> dict[Path, str]:
         """The files that are pinned, where the source's content lies `here`, and their sha256."""
-        return {here / name: sha256 for name, sha256 in self.sha256.items()}
+        folder = here.parent if self.gguf else here
+        return {folder / name: sha256 for name, sha256 in self.sha256.items()}
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,13 @@ class Terms:
 class Entry:
     """One model of the catalog. `sources` are tried in order; `export` holds defaults of `edge export`'s options;
     `quality` the figures that a good export comes near; where nobody measured them, the file says `measured = false`.
-    `base`: it was trained to continue texts, and not to chat.
+
+    Args:
+        tag: the name by which people know it, as `qwen3:0.6b`, another one next to `name`.
+        context: maximum tokens of a text, by those who trained it; 0: not told, or not of this kind.
+        base: it was trained to continue texts, and not to chat.
+        tried: `edge` was run with its real weights, and not only with random ones of its family.
+        proposed: `edge run` without a name may name it: it answers what people ask, at once, and under no terms.
     """
 
     name: str
@@ -158,11 +172,21 @@ class Entry:
     quality: dict[str, float] = field(default_factory=dict)
     measured: bool = True
     base: bool = False
+    tag: str = ""
+    context: int = 0
+    tried: bool = True
+    proposed: bool = False
 
     @property
     def folder(self) -> Path:
         """Folder of the model once it is fetched."""
         return cache_dir() / "models" / self.name
+
+    @property
+    def memory(self) -> int:
+        """About the bytes that `edge run` takes of it: its weights, and what answers of some thousand tokens need."""
+        bits = next((bits for start, bits in BITS.items() if self.export.get("weights", "").startswith(start)), 16)
+        return int(self.parameters * bits / 8 * 1.05) + ANSWERS
 
     @property
     def pinned(self) -> bool:
@@ -179,15 +203,20 @@ def resolve(name: str) -> Entry:
     """The entry called `name`, in any case; CatalogError, which names similar ones, where there is none."""
     found = find(name)
     if found is None:
-        known = sorted(_read_all())
+        known = spelled()
         near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or known
         raise CatalogError(f"There is no model {name!r} in the catalog; there is: {', '.join(near)}.")
     return found
 
 
 def find(name: str) -> Entry | None:
-    """The entry called `name`, in any case, or None."""
-    return _read_all().get(name.lower())
+    """The entry called `name`, or by its tag, in any case, or None."""
+    return next((entry for entry in entries() if name.lower() in (entry.name, entry.tag)), None)
+
+
+def spelled() -> list[str]:
+    """All names and tags, sorted."""
+    return sorted(name for entry in entries() for name in (entry.name, entry.tag) if name)
 
 
 def local(entry: Entry) -> Path | None:
@@ -203,7 +232,7 @@ def local_from(entry: Entry, source: Source) -> Path | None:
         if path.is_file():
             with contextlib.suppress(OSError, ValueError):
                 path = Path(read_own(path))
-        return path if (path / "config.json").is_file() else None
+        return path if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()) else None
     sizes = {path: source.size}
     if isinstance(source, PypiSource):
         sizes = {place: file.size for file, place in source.places(path)}
@@ -213,7 +242,9 @@ def local_from(entry: Entry, source: Source) -> Path | None:
 
 def path_of(entry: Entry, source: Source) -> Path:
     """Return the path of a source's content once it is fetched. For a hub it is a text file with the path."""
-    return entry.folder / ("hub" if isinstance(source, HubSource) else source.file)
+    if isinstance(source, HubSource):
+        return entry.folder / ("hub-file" if source.gguf else "hub")
+    return entry.folder / source.file
 
 
 def accepted(entry: Entry) -> bool:

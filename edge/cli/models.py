@@ -13,12 +13,15 @@ from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
 
 UNMEASURED = "?"
+QUICK = 1_600_000_000  # bytes up to which a model answers about as fast as people read, on two cores
+TEXTS = "WikiText-2 (first 10,240 tokens, windows of 512)"
 NOTES = (
     "* pinned by sha256",
     "** terms to accept first: edge models pull NAME --accept-license",
     "† a base model: it continues a text, and was not trained to chat",
-    "PPL: perplexity of the float weights → of the bundle that edge export makes by default, on WikiText-2 (first "
-    f"10,240 tokens, windows of 512); {UNMEASURED}: nobody has measured it",
+    "‡ nobody of this project has run it with its real weights yet: its family gives what Torch gives with random ones",
+    "Memory: about what edge run takes; !: more than this machine has",
+    "edge show NAME tells more: where it comes from, and how good it is where that was measured",
 )
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
 
@@ -56,10 +59,15 @@ def summary(entry: Entry) -> dict[str, Any]:
     here = catalog.local(entry)
     return {
         "name": entry.name,
+        "tag": entry.tag or None,
         "title": entry.title,
         "family": entry.family,
         "parameters": entry.parameters,
+        "context": entry.context or None,
+        "memory": entry.memory,
+        "fits": fits(entry),
         "base": entry.base,
+        "tried": entry.tried,
         "licence": entry.licence,
         "terms": entry.terms.url if entry.terms else None,
         "sources": [source.where for source in entry.sources],
@@ -78,8 +86,12 @@ def show_entry(entry: Entry, as_json: bool) -> None:
         return
     rows = table(entry.title, "", "", text=2, compact=True)
     shown = {
-        **{"name": entry.name, "family": entry.family, "parameters": f"{entry.parameters:,}"},
+        **{"name": ", ".join(filter(None, (entry.tag, entry.name))), "family": entry.family},
+        **{"parameters": f"{entry.parameters:,}", "context": f"{entry.context:,} tokens" if entry.context else "none"},
+        "memory": f"about {_size(entry.memory)}" + ("" if fits(entry) else ", more than this machine has"),
         **{"licence": entry.licence, "terms": found["terms"] or "none to accept"},
+        "perplexity": _quality(entry),
+        "run with its real weights": "yes" if entry.tried else "not yet by this project",
         **{"sources": ", ".join(found["sources"]), "here": found["path"] or f"no; edge pull {entry.name} fetches it"},
     }
     for name, value in shown.items():
@@ -87,18 +99,40 @@ def show_entry(entry: Entry, as_json: bool) -> None:
     console(wrap=True).print(rows)
 
 
+def fits(entry: Entry) -> bool:
+    """True if this machine has the memory for a model, as far as the system tells."""
+    from edge.runtime.memory.limit import memory_limit
+
+    limit = memory_limit()
+    return limit is None or entry.memory <= limit
+
+
+def proposal() -> str:
+    """What to say to somebody who names no model: the largest one for everything people ask that is quick, and fits
+    into half of this machine's memory."""
+    from edge.runtime.memory.limit import memory_limit
+
+    most = min(QUICK, (memory_limit() or 2 * QUICK) // 2)
+    found = sorted((each for each in catalog.entries() if each.proposed), key=lambda entry: entry.memory)
+    entry = max((each for each in found if each.memory <= most), default=found[0], key=lambda each: each.memory)
+    return (
+        f"Name a model, such as: edge run {entry.tag} (about {_size(entry.memory)} of memory, {entry.licence}). edge "
+        "models lists others, and edge list those that are here."
+    )
+
+
 def _show(entries: list[Entry]) -> None:
-    text = "Name", "Family", "Licence", "Sources", "Here"
-    rows = table("", "Name", "Size", "Family", "Licence", "Sources", "PPL", "Here", text=text, compact=True)
+    text = "Name", "Licence", "Sources", "Here"
+    rows = table("", "Name", "Size", "Context", "Memory", "Licence", "Sources", "Here", text=text, compact=True)
     rows.show_edge = False  # two columns, without which all fits into 80
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.tag or entry.name):
         rows.add_row(
-            entry.name,
+            (entry.tag or entry.name) + ("†" if entry.base else "") + ("" if entry.tried else "‡"),
             _count(entry.parameters),
-            entry.family + ("†" if entry.base else ""),
+            f"{entry.context / 1024:.0f}K" if entry.context >= 1024 else str(entry.context or "-"),
+            _size(entry.memory) + ("" if fits(entry) else "!"),
             entry.licence + ("" if catalog.accepted(entry) else "**"),
-            ", ".join(_KINDS[type(source)] + ("*" if source.pinned else "") for source in entry.sources),
-            _quality(entry),
+            ", ".join(dict.fromkeys(_KINDS[type(each)] + ("*" if each.pinned else "") for each in entry.sources)),
             "yes" if catalog.local(entry) else "no",
         )
     out = console(wrap=True)
@@ -108,11 +142,16 @@ def _show(entries: list[Entry]) -> None:
 
 
 def _quality(entry: Entry) -> str:
-    """The float weights' perplexity and the default export's, as far as they were measured."""
+    """The perplexity of the float weights and of the default export, as far as they were measured."""
     if not entry.measured:
-        return UNMEASURED
+        return "nobody has measured it"
     made = entry.quality.get(f"perplexity_{entry.export['weights']}")
-    return f"{entry.quality['perplexity']:.1f} → {UNMEASURED if made is None else f'{made:.1f}'}"
+    both = f"{entry.quality['perplexity']:.1f} → {UNMEASURED if made is None else f'{made:.1f}'}"
+    return f"{both}, of the float weights → of the bundle that edge export makes, on {TEXTS}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
 
 
 def _count(parameters: int) -> str:

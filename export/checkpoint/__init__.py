@@ -32,7 +32,7 @@ def open_checkpoint(
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return _open_path(path, say, without)
     if (named := names.find(source)) is not None:
-        local = named.fetch(progress, say)
+        local = named.fetch(progress, say, floats=True)
         return _open_path(local, say, without, name=named.titled(local), kind=named.kind, licence=named.licence)
     near = names.similar(source)
     raise CheckpointError(

@@ -54,14 +54,44 @@ class TestTheFiles:
         assert figures["smollm2-135m-instruct"].keys() >= {"perplexity", "perplexity_int4"}
         assert "gemma-3-270m" in figures
 
-    def test_what_nobody_measured_is_shown_as_that(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_names_and_tags_are_in_small_letters_and_each_is_one_models(self) -> None:
+        names = catalog.spelled()
+        assert len(names) == len(set(names)) and names == [name.lower() for name in names]
+        assert catalog.resolve("SmolLM2:135M") is catalog.resolve("smollm2-135m-instruct")
+
+    def test_every_decoder_says_what_text_it_reads(self) -> None:
+        assert all(found.context for found in catalog.entries() if found.family != "whisper")
+
+    def test_what_nobody_measured_or_ran_is_shown_as_that(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["show", "qwen3:0.6b"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "nobody has measured it" in shown and "not yet by this project" in shown
+        assert main(["show", "smollm2:135m"]) == 0
+        assert "29.3 → 31.5, of the float weights" in " ".join(capsys.readouterr().out.split())
         main(["models"])
         lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
-        assert " ? " in lines["qwen3-0.6b"] and "29.3 → 31.5" in lines["smollm2-135m-instruct"]
+        assert "qwen3:0.6b‡" in lines and "smollm2:135m" in lines
         main(["models", "--json"])
         entries = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-        assert entries["qwen3-0.6b"]["quality"] is None
+        assert entries["qwen3-0.6b"]["quality"] is None and not entries["qwen3-0.6b"]["tried"]
         assert entries["smollm2-135m-instruct"]["quality"]["perplexity"] == 29.31
+
+    @pytest.mark.parametrize(("machine", "fits"), [(10**9, False), (10**11, True), (None, True)])
+    def test_what_does_not_fit_into_this_machine_is_marked(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: int | None, fits: bool
+    ) -> None:
+        monkeypatch.setattr("edge.runtime.memory.limit.memory_limit", lambda: machine)
+        main(["models"])
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("smollm2:1.7b"))
+        assert ("1.3 GB!" in line) is not fits
+
+    @pytest.mark.parametrize(("machine", "name"), [(10**11, "1.7b"), (10**9, "360m"), (10**8, "135m")])
+    def test_who_names_no_model_is_told_of_one_that_fits(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: int, name: str
+    ) -> None:
+        monkeypatch.setattr("edge.runtime.memory.limit.memory_limit", lambda: machine)
+        assert main(["run"]) == 2
+        assert f"such as: edge run smollm2:{name} (" in capsys.readouterr().err
 
     def test_every_file_from_pypi_is_pinned_whole_and_in_parts(self) -> None:
         wheels = [s for e in catalog.entries() for s in e.sources if isinstance(s, PypiSource)]
@@ -81,7 +111,7 @@ class TestTheFiles:
         assert terms.url == "https://ai.google.dev/gemma/terms"
 
     def test_an_unknown_name_gets_those_spelled_alike(self) -> None:
-        with pytest.raises(CatalogError, match="no model 'smollm2' in the catalog; there is: smollm[23]-"):
+        with pytest.raises(CatalogError, match="no model 'smollm2' in the catalog; there is: smollm[23]"):
             catalog.resolve("smollm2")
         assert catalog.find("smollm2") is None
 
@@ -406,6 +436,38 @@ class TestTheHub:
         assert fetch.pull(toy) == path
         assert hub.asked == []
 
+    def test_a_gguf_file_is_fetched_alone_and_pinned(self, hub: Hub) -> None:
+        hub.files = {"toy-Q8_0.gguf": b"eight", "toy-Q4_K_M.gguf": b"four", "config.json": b"{}"}
+        source = HubSource("org/toy", gguf="Q4_K_M", sha256={"toy-Q4_K_M.gguf": digest(b"four")})
+        path = fetch.pull(entry(source))
+        assert path.read_bytes() == b"four" and left_in(path.parent) == {"toy-Q4_K_M.gguf"}
+        assert catalog.local(entry(source)) == path and fetch.pull(entry(source)) == path
+        other = dataclasses.replace(entry(HubSource("org/toy", gguf="Q2_K")), name="other")
+        with pytest.raises(CatalogError, match=r"has no \.gguf file 'Q2_K'; it has Q4_K_M, Q8_0"):
+            fetch.pull(other)
+
+    def test_a_gguf_file_of_the_hubs_cache_serves_without_a_network(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.files = {"toy-Q4_K_M.gguf": b"four"}
+        path, toy = fetch.pull(entry(HubSource("org/toy", gguf="Q4_K_M"))), entry(HubSource("org/toy", gguf="Q4_K_M"))
+        (toy.folder / "hub-file").unlink()
+        constants = pytest.importorskip("huggingface_hub.constants")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert fetch.pull(toy) == path
+
+    def test_an_export_takes_a_directory_before_a_file_that_is_here(self, hub: Hub, server: Server) -> None:
+        file = dataclasses.replace(server.source(), file="toy.gguf")
+        toy = entry(file, HubSource("org/toy"))
+        assert fetch.pull(toy).name == "toy.gguf"
+        assert (fetch.pull(toy, floats=True) / "config.json").exists()
+        assert fetch.pull(toy).name == "toy.gguf"
+
+    def test_an_export_takes_the_file_where_no_directory_serves(self, hub: Hub, server: Server) -> None:
+        hub.status = 403
+        toy = entry(dataclasses.replace(server.source(), file="toy.gguf"), HubSource("org/toy"))
+        assert fetch.pull(toy, floats=True).name == "toy.gguf"
+
     def test_torch_files_are_fetched_where_there_are_no_safetensors(self, hub: Hub) -> None:
         del hub.files["model.safetensors"]
         path = fetch.pull(entry(HubSource("org/toy")))
@@ -569,9 +631,9 @@ class TestTheCommand:
         table = out.partition("* pinned")[0]
         assert max(map(len, table.splitlines())) <= 80
         for found in catalog.entries():
-            assert found.name in out
+            assert (found.tag or found.name) in table
         assert {found.name for found in catalog.entries() if found.base} == {"gemma-3-270m"}
-        assert "gemma3†" in table and table.count("†") == 1
+        assert "gemma-3-270m†" in table and table.count("†") == 1
 
     def test_the_list_comes_as_json_too(self, capsys: pytest.CaptureFixture[str]) -> None:
         _, out, _ = self.run(capsys, "--json")

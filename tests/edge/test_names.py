@@ -59,7 +59,7 @@ FILES = (
         ("http://localhost:8000/m.gguf", AtAddress("http://localhost:8000/m.gguf")),
         *(
             (text, None)
-            for text in ("org/m.gguf", "./a", "a/b/c", "~/a", "../a", "a", "a\0b", "x/y.edge", "qwen3:0.6b")
+            for text in ("org/m.gguf", "./a", "a/b/c", "~/a", "../a", "a", "a\0b", "x/y.edge", "qwen3:0.7b")
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_an_address_of_something_else_is_refused(text: str, sentence: str) -> No
     [
         ("smollm2-135m-instrct", "smollm2-135m-instruct"),
         ("smollm2:135m-instruct", "smollm2-135m-instruct"),
-        ("qwen3:0.6b", "qwen3-0.6b"),
+        ("qwen3:0.6", "qwen3:0.6b"),
         ("Qwen3-0.6", "qwen3-0.6b"),
         ("gemma-3-270", "gemma-3-270m"),
         ("entirely-different", None),

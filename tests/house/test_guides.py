@@ -52,7 +52,7 @@ TEXTS = ["FILE", "text.txt", "texts.txt", "report.txt", "prompts.txt", "sentence
 # What no tiny bundle here has, or a test of its own runs, or takes a device, a download or minutes.
 ELSEWHERE = re.compile(
     r"--(provider|prefill-graph|torch|qa|summarize|translate|plot|drafter|from|compare)\b|--skip first|--sweep skip"
-    r"|--speculate( |$)(?!off|input|lookup|blend|trigram)|^(export|tune|push) "
+    r"|--speculate( |$)(?!off|input|lookup|blend|trigram)|^(export|tune|push|serve) "
 )
 
 

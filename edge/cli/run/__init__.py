@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from edge.cli.arguments import Parser
+from edge.errors import InputError
 
 NAME = "run"
 HELP = "Answer a prompt with a bundle or a model, or chat with it."
@@ -28,6 +29,10 @@ def command(args: argparse.Namespace) -> int:
     from edge.cli.run.source import open_source
     from edge.runtime.options import SPEECH, TEXT, kind_of
 
+    if args.bundle is None:
+        from edge.cli.models import proposal
+
+        raise InputError(proposal())
     bundle = open_source(args.bundle)
     check_answers(bundle)
     kind = kind_of(bundle.manifest)

@@ -77,7 +77,7 @@ def add_arguments(parser: Parser) -> None:
         "a bundle, a folder NAME.edge; a .gguf file or a model's folder; a name of the catalog; org/NAME or "
         "org/NAME:Q4_K_M on the Hugging Face hub; or the address of a .gguf file"
     )
-    parser.add_argument("bundle", metavar="MODEL", help=bundle)
+    parser.add_argument("bundle", metavar="MODEL", nargs="?", help=bundle)
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to answer; '-': standard input")
     parser.surplus = "put a prompt of several words in quotes"
     parser.elsewhere = {

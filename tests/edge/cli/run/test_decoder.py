@@ -301,7 +301,7 @@ def test_nothing_that_is_piped_is_dropped_because_of_lines(
 
 def test_a_missing_bundle_and_no_arguments_get_a_sentence(run: Run, tmp_path: Path) -> None:
     assert "There is no bundle at" in run(tmp_path / "none.edge", "hi")[2]
-    assert "required: MODEL" in run()[2]
+    assert "Name a model, such as: edge run " in run()[2]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \n\n"])
