@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+LANGUAGE_MARKS = (">>", "<<"), ("<2", ">")  # around a target's code before a text: Marian's way, and MADLAD's
+
 
 class Controls:
     """The control tokens of a vocabulary.

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from edge.errors import InputError
+from edge.runtime.text.controls import LANGUAGE_MARKS
 
 SHOWN = 8  # named in the error about an unknown language
 
@@ -21,7 +22,9 @@ def find_language(languages: Mapping[str, int], code: str | None, default: str |
     known = f"it has {len(languages)}, such as {', '.join(_some(languages, wanted))}"
     if wanted is None:
         raise InputError(f"This model needs a {which} language; {known}.")
-    folded = wanted.casefold().replace("-", "_").removeprefix(">>").removesuffix("<<")
+    folded = wanted.casefold().replace("-", "_")
+    for start, end in LANGUAGE_MARKS:
+        folded = folded.removeprefix(start).removesuffix(end)
     matches = [each for each in languages if each.casefold() == folded] or [
         each for each in languages if each.casefold().startswith(f"{folded}_")
     ]

@@ -37,7 +37,7 @@ _SHORT = (  # after which a full stop ends no sentence
     "ggf inkl max min tel str abs hr fr mme mlle mm sra srta dra av ave blvd rd approx cf al "
 )
 _TASK = re.compile(r"\s*([^\n:]{1,80}):[ \t]+")
-_TARGET = re.compile(r"\s*>>[\w-]+<<[ \t]*")
+_TARGET = re.compile(r"\s*(>>[\w-]+<<|<2[\w-]+>)[ \t]*")
 
 
 class Passages(NamedTuple):
@@ -55,6 +55,8 @@ def splitter(manifest: Manifest, text: Text) -> Split | None:
     """Return the function that splits texts for a model into passages; None where it reads each text as a whole."""
     family, form = manifest.family, manifest.text
     if family in OF_SENTENCES and (family != "mbart" or (form is not None and form.languages)):
+        return _sentences
+    if form is not None and form.target_in_source:  # MADLAD
         return _sentences
     names = f"{manifest.name} {manifest.source.name}".lower()
     if family not in OF_LINES or any(word in names for word in WHOLE):

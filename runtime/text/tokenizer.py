@@ -30,7 +30,7 @@ from edge.runtime.text.bounds import (
     is_known_model,
     parts_of,
 )
-from edge.runtime.text.controls import Controls, rename
+from edge.runtime.text.controls import LANGUAGE_MARKS, Controls, rename
 from edge.runtime.text.tokenizer_file import check_added_tokens, check_character_maps
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _on_purpose(form: TextFormat | None) -> Callable[[str], bool]:
     in."""
     if form is None:
         return lambda token: False
-    languages = {f">>{code}<<" for code in form.languages} if form.target_in_source else set()
+    languages = {a + code + b for code in form.languages for a, b in LANGUAGE_MARKS} if form.target_in_source else set()
     return lambda token: token in languages or _BLANK.fullmatch(token) is not None
 
 

@@ -139,5 +139,10 @@ def test_marians_target_stands_in_front_of_the_text() -> None:
     assert text_format(Words({"model_type": "marian", "decoder_start_token_id": 1})).target_in_source is False
 
 
+def test_madlads_target_stands_in_front_of_the_text() -> None:
+    words = Words({"model_type": "t5", "decoder_start_token_id": 0}, "$A </s>", ["<2de>", "<2zh_Latn>"])
+    assert text_format(words) == TextFormat([], [2], [0], {"de": 4, "zh_Latn": 5}, target_in_source=True)
+
+
 def test_a_piece_of_text_that_looks_like_a_language_is_none() -> None:
     assert text_format(Words({"model_type": "t5", "bos_token_id": 0}, "$A </s>", ["my_ID"])).languages == {}

@@ -122,7 +122,8 @@ MARIAN = TextFormat(suffix=[END], decoder_start=[START], languages=LANGUAGES, ta
 def test_marians_target_language_stands_in_front_of_the_text(tmp_path: Path) -> None:
     model, engine = fake_text2text(tmp_path, form=MARIAN)
     model.text.encode = lambda text: [GERMAN, *b"hi"] if text == ">>de_DE<< hi" else [*text.encode()]  # type: ignore[method-assign]
-    for text, code in (("hi", "de"), ("hi", ">>de_DE<<"), (">>de_DE<< hi", None), (">>de_DE<< hi", "de")):
+    named = [("hi", code) for code in ("de", ">>de_DE<<", "<2de>")]
+    for text, code in (*named, (">>de_DE<< hi", None), (">>de_DE<< hi", "de")):
         assert model.generate(text, Text2TextOptions(target_language=code)).text == "HI"
         assert engine.encoded.pop() == [GERMAN, *b"hi", END] and engine.prompts.pop() == [START]
     for text, options, sentence in (

@@ -1,4 +1,7 @@
-"""T5, v1.1, Flan-T5, mT5, ByT5, CodeT5: pre-norm, scores biased by relative position, gated or plain feed-forward."""
+"""T5, v1.1, Flan-T5, mT5, ByT5, CodeT5, MADLAD: pre-norm, scores biased by relative position.
+
+Feed-forward blocks have a gate, or none.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnxscript import nn
 
-from edge.export.facts.family import GGUF, Family, Heads
+from edge.export.facts.family import GGUF, Family, Heads, Languages
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Step
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
 from edge.export.graph.linear import Embedding
@@ -212,4 +215,6 @@ def gguf_config(m: Metadata) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(encoder_decoder, cross=CROSS, gguf=GGUF(gguf_config))
+# MADLAD writes <2de> before its texts; no other vocabulary of the family has such tokens.
+LANGUAGES = Languages(r"<2(\w+)>", in_source=True)
+FAMILY = Family(encoder_decoder, cross=CROSS, gguf=GGUF(gguf_config), languages=LANGUAGES)

@@ -13,7 +13,7 @@ from fake_text2text import FakeText2TextEngine, fake_text2text
 
 from edge.errors import InputError
 from edge.runtime.text.framing import Framing
-from edge.runtime.text.passages import _sentences, sentences
+from edge.runtime.text.passages import Passages, _sentences, sentences, splitter
 from edge.runtime.text2text import Text2Text
 
 WHOLE = [
@@ -128,6 +128,13 @@ def test_a_target_written_before_the_text_is_that_of_each_sentence(tmp_path: Pat
     model, engine = sentence_model(tmp_path, "marian")
     model.generate(">>deu<< One. Two.")
     assert inputs(engine) == [">>deu<< One.", ">>deu<< Two."]
+
+
+def test_a_target_as_madlad_has_it_is_that_of_each_sentence_too(tmp_path: Path) -> None:
+    model, _ = sentence_model(tmp_path, "t5")
+    form = dataclasses.replace(model.bundle.manifest.text, languages={"de": 5}, target_in_source=True)
+    split = splitter(dataclasses.replace(model.bundle.manifest, text=form), model.text)
+    assert split is not None and split("<2de> One. Two.") == Passages(["<2de> One.", "<2de> Two."], ["", " ", ""])
 
 
 def line_model(folder: Path, name: str = "fake") -> tuple[Text2Text, FakeText2TextEngine]:

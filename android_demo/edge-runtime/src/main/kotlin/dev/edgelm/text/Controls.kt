@@ -37,7 +37,8 @@ internal class Controls(special: Collection<String>, others: Collection<String>)
 
         /** Of a model from text to text, where people write blanks and target languages on purpose. */
         fun of(tokenizer: Tokenizer, format: TextFormat): Controls {
-            val languages = if (format.targetInSource) format.languages.keys.map { ">>$it<<" } else emptyList()
+            val codes = if (format.targetInSource) format.languages.keys else emptySet()
+            val languages = codes.flatMap { code -> LANGUAGE_MARKS.map { (start, end) -> start + code + end } }
             val special = tokenizer.addedTexts.filter { tokenizer.isSpecial(it) && it !in languages && !BLANK.matches(it) }
             return Controls(special, emptyList())
         }

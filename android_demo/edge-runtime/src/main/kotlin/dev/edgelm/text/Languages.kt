@@ -2,6 +2,8 @@ package dev.edgelm.text
 
 import dev.edgelm.InputException
 
+/** What stands around the code of a target language before a text: Marian's way, and MADLAD's. */
+internal val LANGUAGE_MARKS = listOf(">>" to "<<", "<2" to ">")
 private const val SHOWN = 8 // named in the error about an unknown language
 private val COMMON = listOf("en", "de", "fr", "es", "zh", "ar", "hi", "pt")
 
@@ -16,7 +18,7 @@ internal fun findLanguage(languages: Map<String, Int>, code: String?, default: S
     val wanted = code ?: default
     val known = "it has ${languages.size}, such as ${some(languages.keys, wanted.orEmpty()).joinToString(", ")}"
     if (wanted == null) throw InputException("This model needs a $which language; $known.")
-    val folded = wanted.lowercase().replace('-', '_').removePrefix(">>").removeSuffix("<<")
+    val folded = LANGUAGE_MARKS.fold(wanted.lowercase().replace('-', '_')) { code, (start, end) -> code.removePrefix(start).removeSuffix(end) }
     val matches = languages.keys.filter { it.lowercase() == folded }
         .ifEmpty { languages.keys.filter { it.lowercase().startsWith("${folded}_") } }
     if (matches.size == 1) return languages.getValue(matches[0])
