@@ -110,7 +110,7 @@ def _survey(bundle: Bundle, cluster: Cluster) -> Iterator[tuple[Node, bool]]:
             raise InputError(f"The node {node.name} does not answer; see ray status.") from None
         except RayError as e:
             raise InputError(
-                f"edge cannot be used on the node {node.name}: {_why(e)}; install edge {__version__} there, with the "
+                f"edge cannot be used on the node {node.name}: {_why(e)}; install edge-lm {__version__} there, with the "
                 "extra cluster."
             ) from None
         if version != __version__:
