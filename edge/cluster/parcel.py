@@ -110,8 +110,8 @@ def _survey(bundle: Bundle, cluster: Cluster) -> Iterator[tuple[Node, bool]]:
             raise InputError(f"The node {node.name} does not answer; see ray status.") from None
         except RayError as e:
             raise InputError(
-                f"edge cannot be used on the node {node.name}: {_why(e)}; install edge-lm {__version__} there, with the "
-                "extra cluster."
+                f"edge cannot be used on the node {node.name}: {_why(e)}; install edge-lm {__version__} there, with "
+                "the extra cluster."
             ) from None
         if version != __version__:
             raise InputError(f"The node {node.name} has edge {version}, and this machine {__version__}; install one.")
