@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,7 +15,7 @@ from huggingface_hub import metadata_load
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint import model_config, quantized
+from edge.export.checkpoint import model_config, nomic_names, quantized
 from edge.export.checkpoint.expert_tensors import expert_shapes, one_by_one, refuse_more
 from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.pooling import MODULES, read_pooling
@@ -63,15 +64,18 @@ class DirectoryCheckpoint(FolderCheckpoint):
         path = root / "config.json"
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
-        raw = read_json(path)
+        raw = nomic_names.config_of(read_json(path), str(path))
         method = quantized.method_of(root, raw)
         stored = {name: each for each in stored_tensors(root) if (name := text_name(each.name))}
-        found: _Found = quantized.matrices_of(stored, method, root)
+        found: _Found = nomic_names.tensors_of(raw, quantized.matrices_of(stored, method, root))
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
         self.pooling = read_score_head(root, raw, self.config, found) or read_pooling(root)
         if self.pooling is None and model_config.embeds(self.config):
             self.pooling = Pooling()
             self.notes.append(f"{root.name} has no {MODULES}, so that a text's vector is the mean of its tokens'.")
+        if self.pooling is not None and not self.pooling.prompts and not self.pooling.pairs:
+            prompts = model_config.usual_prompts(self.config)
+            self.pooling = dataclasses.replace(self.pooling, prompts=prompts)
         if self.pooling is not None:  # which does without a head for tokens
             self.config["tie_word_embeddings"] = True
         text_config = raw.get("text_config")

@@ -213,6 +213,14 @@ def embeds(config: Mapping[str, Any]) -> bool:
     return kind in FAMILIES and bool(FAMILIES[kind].traits.get("embeds"))
 
 
+def usual_prompts(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The prompts that the family's makers name for people alone, by name."""
+    from edge.export.graph.families import FAMILIES, find_family
+
+    kind = str(config.get("model_type"))
+    return find_family(kind)[1].prompts if kind in FAMILIES else {}
+
+
 def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Compare a checkpoint's tensors with what its configuration calls for; `check_leftovers` looks at the others.
 

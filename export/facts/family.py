@@ -254,7 +254,7 @@ class Family:
     another decoder, by transformers' names. precise: a pattern of the
     matrices that read rows in 16 bits where an encoder's weights are int8. cross: a pattern of the decoder's matrices
     that make keys and values of the encoder's output, and stand in the encoder's graph. scores: of an encoder, the head
-    that makes a pair's score.
+    that makes a pair's score; prompts: that stand before texts where a checkpoint's files have none, by name.
     """
 
     build: Callable[[Any, Any, int], Any]  # the weights are those of `edge.export.graph.weights`
@@ -266,6 +266,7 @@ class Family:
     precise: str | None = None
     cross: str = r"\.encoder_attn\.[kv]_proj\."
     scores: Callable[[Any], ScoreHead] | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     def tensors(self, config: Any) -> dict[str, tuple[int, ...]]:
         """The tensors of a decoder, by transformers' names."""

@@ -28,19 +28,23 @@ ENDS = {CLS: 0, LAST: -1}  # the token whose vector is the text's
 
 class Embeddings(nn.Module):
     """Rows of the word embedding plus those of the positions from 0 on, and a norm. table: [positions, H], of tokens of
-    the first type; `types` is what the second type adds to them, [2, H], the first row zeros."""
+    the first type; `first` [H] is that type's, where there are no such rows. `types` is what the second type adds to
+    them, [2, H], the first row zeros."""
 
     def __init__(self, embedding: nn.Module, table: nn.Parameter | None, norm: nn.Module | None):
         super().__init__()
         self.embedding = embedding
         self.table = table
         self.norm = norm
+        self.first: nn.Parameter | None = None
         self.types: nn.Parameter | None = None
 
     def forward(self, op: Lowering, ids: Value, types: Value | None = None) -> Stream:
         x = self.embedding(op, ids)
         if self.table is not None:
             x = op.Add(x, op.first_rows(self.table, x))
+        if self.first is not None:
+            x = op.Add(x, self.first)
         if types is not None:
             assert self.types is not None
             x = op.Add(x, op.table_rows(self.types, types))

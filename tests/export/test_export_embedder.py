@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_embedders import TEXTS, by_hand, cosine, tiny_embedder, write_json
 
 import edge
@@ -47,6 +48,7 @@ def test_vectors_are_those_of_torch(bert: Path, tmp_path: Path, weights: str, ap
         ("distilbert", {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4}),
         ("mpnet", {"pad_token_id": 1}),
         ("modernbert", {"local_attention": 6, "num_hidden_layers": 3, "global_attn_every_n_layers": 2}),
+        ("nomic_bert", {}),
         ("qwen3", {"head_dim": 16, "num_key_value_heads": 2}),
         ("gemma3_text", GEMMA),
     ],
@@ -57,6 +59,45 @@ def test_families_make_the_vectors_of_torch(tmp_path: Path, kind: str, config: d
     assert bundle.manifest.quality["cosine_min"] > 1 - 1e-5
     (made,) = edge.load(bundle.root, kind=edge.Embedder).embed([TEXTS[3]])
     assert 1 - cosine(made, by_hand(folder, TEXTS[3])) < 1e-5
+
+
+def test_nomic_bert_of_its_makers_code_is_the_same_model(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_embedder(tmp_path / "theirs", "nomic_bert")
+    wanted = [by_hand(folder, text) for text in TEXTS]
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    names = {
+        "embeddings.LayerNorm": "emb_ln", "layers.": "encoder.layers.", "self_attn.o_proj": "attn.out_proj",
+        "up_proj": "fc11", "gate_proj": "fc12", "down_proj": "fc2", "post_attention_layernorm": "norm1",
+        "post_mlp_layernorm": "norm2",
+    }  # fmt: skip
+    made = {}
+    for name, tensor in tensors.items():
+        if ".q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            name, tensor = name.replace("self_attn.q_proj", "attn.Wqkv"), torch.cat(parts)
+        for theirs, own in names.items():
+            name = name.replace(theirs, own)
+        if "_proj" not in name or "out_proj" in name:
+            made[name] = tensor.contiguous()
+    save_file(made, folder / "model.safetensors", {"format": "pt"})
+    own = {
+        "model_type": "nomic_bert", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 8192,
+        "max_trained_positions": 66, "rotary_emb_base": config["rope_parameters"]["rope_theta"], "prenorm": False,
+        "layer_norm_epsilon": config["layer_norm_eps"], "activation_function": "swiglu", "rotary_emb_fraction": 1.0,
+        "vocab_size": config["vocab_size"], "type_vocab_size": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    write_json(folder / "config.json", own)
+    bundle = edge.export(folder, tmp_path / "m.edge", weights="fp32")
+    assert bundle.manifest.context == 66
+    model = edge.load(bundle.root, kind=edge.Embedder)
+    for vector, by_torch in zip(model.embed(TEXTS), wanted, strict=True):
+        assert 1 - cosine(vector, by_torch) < 1e-5
+    assert model.prompts["search_query"] == "search_query: "
+    write_json(folder / "config.json", own | {"prenorm": True})
+    with pytest.raises(CheckpointError, match="sets prenorm to 'True'"):
+        edge.export(folder, tmp_path / "n.edge")
 
 
 @pytest.mark.parametrize("mode", ["cls", "last", "max"])
