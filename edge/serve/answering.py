@@ -25,7 +25,7 @@ from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.sampling import Sampler
 from edge.serve.bias import Bias
 from edge.serve.calls import Format
-from edge.serve.refusal import BROKEN, TOO_SLOW, Refusal, WorkerClosed
+from edge.serve.refusal import BROKEN, TOO_LARGE, TOO_SLOW, Refusal, WorkerClosed
 from edge.serve.tool_talk import told
 from edge.serve.tools import Call, Tool
 from edge.serve.worker import Job, Worker
@@ -274,6 +274,16 @@ async def in_time(work: Coroutine[Any, Any, T], seconds: float) -> T:
         return await asyncio.wait_for(work, seconds)
     except TimeoutError:
         raise Refusal(TOO_SLOW, f"The request was not here after {seconds:g} s.") from None
+
+
+async def limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    """The body of a request in pieces; Refusal once it is larger than `most` bytes."""
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise Refusal(TOO_LARGE, f"The request has more than {most >> 20} MiB.")
+        yield piece
 
 
 @cache

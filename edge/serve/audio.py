@@ -21,7 +21,7 @@ from edge.runtime.options import SPEECH, shown
 from edge.runtime.speech.formats import FORMATS
 from edge.runtime.speech.transcribe import TRANSLATE, Transcript
 from edge.runtime.speech.transcribe_options import WARMEST, TranscribeOptions, warmer_from
-from edge.serve.answering import in_time, waiting, while_there
+from edge.serve.answering import in_time, limited, waiting, while_there
 from edge.serve.fields import Fields
 from edge.serve.refusal import BAD, Refusal, told_of
 
@@ -48,7 +48,7 @@ async def translations(server: Server, request: Request) -> Response:
 
 async def _transcribed(server: Server, request: Request, *, translates: bool) -> Response:
     """The transcript of the sound in a form."""
-    form = await in_time(_form(server, request), SOUND_S)
+    form = await in_time(_form(request), SOUND_S)
     task = TRANSLATE if translates else "transcribe"
     try:
         given: dict[str, Any] = {name: value for name, value in form.multi_items() if not name.endswith("[]")}
@@ -190,14 +190,12 @@ def _flag(value: Any) -> bool:
     return value.lower() == "true"
 
 
-async def _form(server: Server, request: Request) -> FormData:
+async def _form(request: Request) -> FormData:
     """The parts of a form; Refusal where there is none, or it is too large."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise Refusal(BAD, "Sound is sent as a form (multipart/form-data) with a file.")
     try:
-        parser = MultiPartParser(
-            request.headers, server.limited(request, MOST_SOUND), max_files=1, max_fields=MOST_PARTS
-        )
+        parser = MultiPartParser(request.headers, limited(request, MOST_SOUND), max_files=1, max_fields=MOST_PARTS)
         return await parser.parse()
     except MultiPartException as e:
         raise Refusal(BAD, f"The form is damaged: {e.message[:200]}.") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,12 +22,12 @@ from starlette.routing import Route
 from edge.errors import EdgeError, InputError
 from edge.runtime.decode.answer import Timings
 from edge.serve import audio, embeddings, ollama, openai, openapi, rerank, responses
-from edge.serve.answering import in_time
+from edge.serve.answering import in_time, limited
 from edge.serve.fields import read_object
 from edge.serve.guard import LOCAL, Guard, is_loopback
 from edge.serve.metrics import Metrics
 from edge.serve.models import Models
-from edge.serve.refusal import AWAY, BAD, BROKEN, TOO_LARGE, WAIT_S, Refusal, WorkerClosed, refused, told_of
+from edge.serve.refusal import AWAY, BAD, BROKEN, WAIT_S, Refusal, WorkerClosed, refused, told_of
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +76,6 @@ class Server:
     def __init__(self, models: Models, address: Address, tell: Callable[[str], None] | None = None) -> None:
         self.models, self.started, self._tell = models, int(time.time()), tell
         self._metrics = Metrics(models)
-        hosts = [*LOCAL, address.host] if address.key is None else None
-        guard = Middleware(Guard, key=address.key, open=(HEALTH, *PAGE), origins=address.origins, hosts=hosts)
-        cors = Middleware(CORSMiddleware, allow_origins=[*address.origins], allow_methods=["*"], allow_headers=["*"])
         routes = [
             _route(self, "GET", HEALTH, _health),
             _route(self, "GET", "/metrics", _metrics),
@@ -105,7 +102,7 @@ class Server:
         handlers = {404: _nowhere, 405: _nowhere}
         self.app = Starlette(
             routes=routes,
-            middleware=[*([cors] if address.origins else []), guard],
+            middleware=middleware(address),
             exception_handlers=handlers,
             lifespan=self._life,
         )
@@ -126,20 +123,11 @@ class Server:
         read = bytearray()
 
         async def receive() -> None:
-            async for piece in self.limited(request, MOST_BODY):
+            async for piece in limited(request, MOST_BODY):
                 read.extend(piece)
 
         await in_time(receive(), BODY_S)
         return await run_in_threadpool(read_object, bytes(read))
-
-    async def limited(self, request: Request, most: int) -> AsyncGenerator[bytes, None]:
-        """The body of a request in pieces; Refusal once it is larger than `most` bytes."""
-        size = 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size > most:
-                raise Refusal(TOO_LARGE, f"The request has more than {most >> 20} MiB.")
-            yield piece
 
     def count(self, model: str, timings: Sequence[Timings]) -> None:
         """Count the answers to a request, and tell of them where that is wanted: how many tokens, and how fast."""
@@ -156,6 +144,14 @@ class Server:
     def metrics(self) -> bytes:
         """The figures as Prometheus reads them."""
         return self._metrics.text()
+
+
+def middleware(address: Address) -> list[Middleware]:
+    """What checks each request to an address before anything reads it."""
+    hosts = [*LOCAL, address.host] if address.key is None else None
+    guard = Middleware(Guard, key=address.key, open=(HEALTH, *PAGE), origins=address.origins, hosts=hosts)
+    cors = Middleware(CORSMiddleware, allow_origins=[*address.origins], allow_methods=["*"], allow_headers=["*"])
+    return [*([cors] if address.origins else []), guard]
 
 
 def _route(server: Server, method: str, path: str, handler: Handler) -> Route:
