@@ -120,7 +120,7 @@ def test_a_node_that_lacks_the_bundle_gets_it_once_and_whole(
     from edge.cluster.address import joined
 
     def opened(sent: parcel.Parcel) -> Bundle:
-        strategy = NodeAffinitySchedulingStrategy(nodes.list_all_nodes()[1].node_id, soft=False)
+        strategy = NodeAffinitySchedulingStrategy(nodes.of_home["1"].node_id, soft=False)
         found: Bundle = ray.get(ray.remote(num_cpus=0)(where).options(scheduling_strategy=strategy).remote(sent))
         return found
 
