@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edge.cli.arguments import Parser, add_fields, taken
@@ -16,9 +19,11 @@ from edge.extras import needing
 if TYPE_CHECKING:
     from types import FrameType
 
+    from starlette.types import ASGIApp
+
     from edge.bundle import Bundle
-    from edge.serve.models import Models
-    from edge.serve.server import Address, Server
+    from edge.runtime.load_options import LoadOptions
+    from edge.serve.server import Address
 
 NAME = "serve"
 HELP = "Serve models at an address, for editors, agents and apps."
@@ -40,6 +45,10 @@ def add_arguments(parser: Parser) -> None:
     key = "what requests must give as a bearer token (default: the variable EDGE_API_KEY); needed for other hosts"
     add("--api-key KEY", key)
     add("--cors ORIGIN", "let web pages of this origin ask, such as http://localhost:3000; repeatable", action="append")
+    add = parser.options("cluster")
+    add("--cluster ADDRESS", "models on the nodes of a Ray cluster: auto, local or HOST:PORT (docs/guide/cluster.md)")
+    most = "processes with the models: at least MIN, and up to MAX where more is asked (default: 1-N, as many as fit)"
+    add("--replicas MIN-MAX", most, _replicas)
     add = parser.options("answers")
     add("--parallel N", f"answers that grow at a time (default: {PARALLEL})", int, default=PARALLEL)
     add(
@@ -65,21 +74,19 @@ def command(args: argparse.Namespace) -> None:
     listening = _listen(address)  # before models are opened, so that nobody waits for nothing
     with listening:
         bundles = _bundles(args.models)
-        server = _server(args, bundles, address)
-        at = f"[{address.host}]" if ":" in address.host else address.host
-        names = ", ".join(server.models.bundles)
-        _say(
-            f"Serving {names} at http://{at}:{listening.getsockname()[1]} (OpenAI: /v1, Ollama: /api). Ctrl-C ends it."
-        )
+        with _app(args, bundles, address) as (app, close):
+            at = f"[{address.host}]" if ":" in address.host else address.host
+            port = listening.getsockname()[1]
+            _say(f"Serving {', '.join(bundles)} at http://{at}:{port} (OpenAI: /v1, Ollama: /api). Ctrl-C ends it.")
 
-        class Ending(uvicorn.Server):
-            """A server that ends answers with a sentence, where they do not end by themselves in time."""
+            class Ending(uvicorn.Server):
+                """A server that ends answers with a sentence, where they do not end by themselves in time."""
 
-            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-                threading.Timer(GRACE_S, server.models.close).start()
-                super().handle_exit(sig, frame)
+                def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                    threading.Timer(GRACE_S, close).start()
+                    super().handle_exit(sig, frame)
 
-        Ending(config(server.app, timeout_graceful_shutdown=SHUTDOWN_S)).run(sockets=[listening])
+            Ending(config(app, timeout_graceful_shutdown=SHUTDOWN_S)).run(sockets=[listening])
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -90,6 +97,10 @@ def _check(args: argparse.Namespace) -> None:
     ):
         if not least <= value <= most:
             raise InputError(f"--{name} must be from {least} to {most}, not {value}.")
+    if args.replicas is not None and args.cluster is None:
+        raise InputError("--replicas are processes on a cluster's nodes; name it with --cluster ADDRESS.")
+    if args.cluster is not None and args.log:
+        raise InputError("--log tells of answers of this machine, and with --cluster others answer; leave it out.")
 
 
 def _listen(address: Address) -> socket.socket:
@@ -131,7 +142,11 @@ def _bundles(models: list[str]) -> dict[str, Bundle]:
     return found
 
 
-def _server(args: argparse.Namespace, bundles: dict[str, Bundle], address: Address) -> Server:
+@contextmanager
+def _app(
+    args: argparse.Namespace, bundles: dict[str, Bundle], address: Address
+) -> Iterator[tuple[ASGIApp, Callable[[], None]]]:
+    """The ASGI application, and what ends its answers."""
     from edge.runtime.load_options import LoadOptions
     from edge.serve.models import Models
     from edge.serve.server import Server
@@ -139,9 +154,38 @@ def _server(args: argparse.Namespace, bundles: dict[str, Bundle], address: Addre
     given = taken(args, LoadOptions)
     if "memory" in given:  # of the answers side by side, and of one whose prompt is being read
         given["beams"] = args.parallel + 1
-    models: Models = Models(bundles, LoadOptions(**given), parallel=args.parallel, queue=args.queue)
+    options = LoadOptions(**given)
+    models: Models = Models(bundles, options, parallel=args.parallel, queue=args.queue)
     models.check()
-    return Server(models, address, _say if args.log else None)
+    if args.cluster is None:
+        yield Server(models, address, _say if args.log else None).app, models.close
+        return
+    with _on_cluster(args, bundles, options, address) as there:
+        yield there
+
+
+@contextmanager
+def _on_cluster(
+    args: argparse.Namespace, bundles: dict[str, Bundle], options: LoadOptions, address: Address
+) -> Iterator[tuple[ASGIApp, Callable[[], None]]]:
+    with needing("--cluster", "cluster"):
+        from edge.cluster.address import joined
+        from edge.cluster.front import Front
+        from edge.cluster.serving import Wanted, serving
+    with joined(args.cluster, options.threads) as cluster:
+        least, most = args.replicas or (1, cluster.models)
+        with serving(cluster, bundles, Wanted(options, args.parallel, args.queue, least, most)) as handle:
+            front = Front(handle, address)
+            yield front.app, front.close
+
+
+def _replicas(given: str) -> tuple[int, int]:
+    """The minimum and the maximum of replicas: `2-8`, or `4` alone."""
+    found = re.fullmatch(r"([1-9][0-9]{0,3})(?:-([1-9][0-9]{0,3}))?", given)
+    least, most = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if not 0 < least <= most:
+        raise argparse.ArgumentTypeError(f"replicas are a number such as 4, or MIN-MAX such as 1-4, and not {given!r}")
+    return least, most
 
 
 def _say(sentence: str) -> None:

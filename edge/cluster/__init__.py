@@ -1,1 +1,1 @@
-"""Models on several machines that Ray makes a cluster of: files of prompts (`lines`)."""
+"""Models on several machines that Ray makes a cluster of: files of prompts (`lines`), a server (`serving`)."""

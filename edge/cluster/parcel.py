@@ -24,7 +24,7 @@ from edge.manifest import Manifest
 
 PIECE = 32 << 20  # bytes of an object
 KEPT = 4  # bundles that a node keeps
-SURVEY_S = 60.0  # in which a node says what it has
+SURVEY_S = 180.0  # in which a node says what it has; one that is busy starts a process in a minute
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 COMPILING = 2  # forms of answers that are compiled at a time, which may take seconds
 TOP_LOGPROBS = 20  # most likely tokens of each place, at most
+BEGUN = "edge.begun"  # of a scope's extensions: a stream is to open with its first part, and not before
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,29 @@ class AnswerStream(StreamingResponse):
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if BEGUN in scope.get("extensions", {}):
+            send = self._once_begun(send)
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._answers.cancel()
+
+    def _once_begun(self, send: Send) -> Send:
+        """What keeps messages back until a part of an answer has come, or the stream has ended."""
+        kept: list[Message] = []
+
+        async def send_later(message: Message) -> None:
+            kept.append(message)
+            if self._answers.begun or ends(message):
+                while kept:
+                    await send(kept.pop(0))
+
+        return send_later
+
+
+def ends(message: Message) -> bool:
+    """True if a message of ASGI is the last one of its response."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 @cache
@@ -123,6 +143,7 @@ class Answers:
         self._came = asyncio.Queue[Part | BatchAnswer]()
         self._logprobs: list[list[Logprob]] = [[] for _ in ask.options]
         self._thoughts = 0  # tokens of them that came
+        self.begun = False  # whether a part came
 
     @classmethod
     async def of(cls, models: Models, name: str, ask: Ask) -> Answers:
@@ -237,6 +258,7 @@ class Answers:
             while left:
                 came = await self._came.get()
                 if isinstance(came, Part):
+                    self.begun = True
                     yield came
                 elif isinstance(came.error, EdgeError):
                     raise came.error

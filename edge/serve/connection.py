@@ -76,6 +76,7 @@ def config(app: Any, **more: Any) -> Config:
     """The settings of uvicorn. more: further ones."""
     return Config(
         app,
+        loop="asyncio",  # Ray brings another one, which would be taken
         http=Connection,
         ws="none",
         lifespan="on",

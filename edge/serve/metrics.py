@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -52,8 +52,12 @@ class Metrics:
             if each.decode_tokens_per_s is not None:
                 self._each.labels(model).observe(1 / each.decode_tokens_per_s)
 
-    def text(self) -> bytes:
+    def families(self) -> list[Metric]:
         """All figures."""
+        return [*self._registry.collect()]
+
+    def text(self) -> bytes:
+        """All figures, as Prometheus reads them."""
         return generate_latest(self._registry)
 
 

@@ -31,11 +31,15 @@ class Refusal(EdgeError):
 
 def refused(path: str, refusal: Refusal, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The response of a refusal in the form of the protocol that a path is of."""
-    told: object = str(refusal)
-    if not path.startswith("/api/"):
-        told = {"message": told, "type": refusal.kind, "param": refusal.field, "code": None}
     wait = {} if refusal.wait_s is None else {"Retry-After": str(refusal.wait_s)}
-    return JSONResponse({"error": told}, refusal.status, {**wait, **(headers or {})})
+    return JSONResponse({"error": told_in(path, refusal)}, refusal.status, {**wait, **(headers or {})})
+
+
+def told_in(path: str, refusal: Refusal) -> object:
+    """What a refusal is in the JSON of the protocol that a path is of."""
+    if path.startswith("/api/"):
+        return str(refusal)
+    return {"message": str(refusal), "type": refusal.kind, "param": refusal.field, "code": None}
 
 
 BROKEN_MODEL = "The model cannot be used; the server's log says why."

@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 MOST_BODY = 4 << 20  # bytes of a request
 BODY_S = 60.0  # in which a request must be here
-HEALTH = "/health"
+HEALTH, FIGURES = "/health", "/metrics"
+METRICS = "text/plain; version=0.0.4"
 HEADERS = {  # of the page: it loads nothing, and no other page may hold it in a frame
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -78,7 +79,7 @@ class Server:
         self._metrics = Metrics(models)
         routes = [
             _route(self, "GET", HEALTH, _health),
-            _route(self, "GET", "/metrics", _metrics),
+            _route(self, "GET", FIGURES, _metrics),
             *(_route(self, "GET", path, _page) for path in PAGE),
             _route(self, "GET", "/openapi.json", openapi.openapi),
             _route(self, "GET", "/v1/models", openai.models),
@@ -141,9 +142,10 @@ class Server:
                     f"{each.generated_tokens} of answer{first}" + ("" if speed is None else f", {speed:.1f} tokens/s")
                 )
 
-    def metrics(self) -> bytes:
-        """The figures as Prometheus reads them."""
-        return self._metrics.text()
+    @property
+    def metrics(self) -> Metrics:
+        """The figures."""
+        return self._metrics
 
 
 def middleware(address: Address) -> list[Middleware]:
@@ -189,7 +191,7 @@ async def _health(server: Server, request: Request) -> Response:
 
 
 async def _metrics(server: Server, request: Request) -> Response:
-    return Response(server.metrics(), media_type="text/plain; version=0.0.4")
+    return Response(server.metrics.text(), media_type=METRICS)
 
 
 async def _page(server: Server, request: Request) -> Response:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,8 @@ pytest.importorskip("uvicorn")
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--parallel", "0"], "--parallel must be from 1 to 64"),
         (["--queue", "-1"], "--queue must be from 0"),
+        (["--replicas", "2"], "name it with --cluster ADDRESS"),
+        (["--cluster", "local", "--log"], "--log tells of answers of this machine"),
         (["--host", "0.0.0.0"], "--api-key"),
         (["--host", "no.such.host.invalid", "--api-key", "x"], "cannot listen at no.such.host.invalid"),
         ([], "There is no bundle here yet"),
@@ -55,10 +58,29 @@ def test_a_model_that_does_not_fit_is_said_before_anybody_asks(
     assert "does not fit into 10 MB; the smallest budget that would do is" in said and "Serving" not in said
 
 
+@pytest.mark.parametrize("given", ["0", "x", "4-2", "-3", "1-", "1-2-3", "²"])
+def test_odd_numbers_of_replicas_are_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--cluster", "local", f"--replicas={given}"]) == 2
+    assert "replicas are a number such as 4, or MIN-MAX such as 1-4" in capsys.readouterr().err
+
+
+def test_without_ray_the_extra_is_named(
+    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("grpc", "ray"):
+        monkeypatch.setitem(sys.modules, each, None)
+    assert main(["serve", str(tiny_bundle.root), "--port", "0", "--cluster", "local"]) == 2
+    said = capsys.readouterr().err
+    assert "--cluster needs" in said and "[cluster]" in said
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
-def test_it_serves_until_it_is_interrupted(tiny_bundle: Bundle) -> None:
+def test_it_serves_until_it_is_interrupted(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    """And needs no Ray for it, even where there is one."""
+    (tmp_path / "ray.py").write_text("raise SystemExit('Ray was imported.')")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "edge.cli.main", "serve", str(tiny_bundle.root), "--port", "0", "--log"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths})
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
