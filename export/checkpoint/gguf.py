@@ -18,6 +18,7 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import TokenizerFiles, finite
+from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
 from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor
@@ -66,6 +67,7 @@ class GGUFCheckpoint:
         self.generation: dict[str, Any] = gguf_settings(self.header)
         self._paired = False  # graphs put the rows of queries and keys into another order
         config = SimpleNamespace(**self.config)
+        self._changes = self._gguf.changes(config)
         self._parts: dict[str, int] = {}  # of tensors that are several matrices, which of them each is
         if family.layers is None and family.shapes is None:
             self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))
@@ -92,7 +94,10 @@ class GGUFCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         sizes = self.header.tensors[self._sources[name]].shape
-        return sizes[1:] if name in self._parts else sizes
+        if name in self._parts:
+            return sizes[1:]
+        shape = self._moved(name).shape
+        return sizes if shape is None or math.prod(shape) != math.prod(sizes) else shape
 
     def stored_type(self, name: str) -> str:
         return self.header.tensors[self._sources[name]].type.name
@@ -100,18 +105,20 @@ class GGUFCheckpoint:
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         source = self._sources[name]
         values = self._dequantized(self._raw(name), source, self._places(name, rows))
+        if (change := self._changes.get(name)) is not None:
+            return finite(change.undone(values), source, self.header.path)
         values = finite(values, source, self.header.path)
         if self._norm_offset and name.endswith("norm.weight"):  # which the converter adds
             values = values - np.float32(self._norm_offset)
         return values
 
     def form(self, name: str) -> Format | None:
-        return FORMS.get(self.stored_type(name))
+        return None if self._moved(name).columns is not None else FORMS.get(self.stored_type(name))
 
     def blocks(self, name: str) -> QTensor | None:
         source = self._sources[name]
         kind = self.header.tensors[source].type
-        if kind.name not in FORMS:
+        if self.form(name) is None:
             return None
         raw = self._raw(name)
         if (places := self._places(name)) is not None:
@@ -129,7 +136,10 @@ class GGUFCheckpoint:
         """A matrix as the file has it; None where our kernels do not compute its type. in_place: it stays there."""
         source = self._sources[name]
         info = self.header.tensors[source]
+        moved = self._moved(name)
         if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2:
+            return None
+        if moved.rows is not None or moved.columns is not None:
             return None
         heads = self._heads(name)
         turned = heads or self._heads_of(name) * self._paired
@@ -202,11 +212,14 @@ class GGUFCheckpoint:
         llama.cpp's converter interleaves the two halves of every head of q and k, because its rope rotates neighbouring
         pairs and transformers' rotates halves.
         """
-        heads = self._heads(name)
-        if not heads:
-            return rows
-        order = np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-        return order if rows is None else order[rows]
+        heads, order = self._heads(name), self._moved(name).rows
+        if heads:
+            order = np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        return rows if order is None else order if rows is None else order[rows]
+
+    def _moved(self, name: str) -> Change:
+        """What the converter has changed in a tensor besides."""
+        return self._changes.get(name, AS_IT_IS)
 
     def _heads(self, name: str) -> int:
         """Number of heads whose rows the converter has interleaved; 0 where it has not."""

@@ -37,12 +37,13 @@ MODEL_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "token_embd_norm": "model.embedding_norm",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _OF_ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight$|\.attn_rot_embd\.weight$")
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 
 
 def family_of(header: GGUFHeader) -> tuple[str, Family, GGUF]:
@@ -119,7 +120,7 @@ def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF, family: Family)
     }
     if family.shapes is None:
         config["intermediate_size"] = m.size("feed_forward_length")
-        config["num_key_value_heads"] = m.size("attention.head_count_kv", heads)
+        config["num_key_value_heads"] = m.key_value_heads(heads)
     config |= kind.config(m)
     rotated = round(m.head_dim * config["rope_parameters"].get("partial_rotary_factor", 1))
     for key, expected in (("attention.value_length", m.head_dim), ("rope.dimension_count", rotated)):
@@ -134,7 +135,7 @@ def transformers_name(name: str, kind: GGUF) -> str | None:
         layer, part, suffix = match.groups()
         if part in kind.bare:
             return f"model.layers.{layer}.{kind.bare[part]}"
-        inner = kind.names.get(part) or LAYER_NAMES.get(part)
+        inner = kind.names.get(part) or LAYER_NAMES.get(part) if suffix else None
         return f"model.layers.{layer}.{inner}.{suffix}" if inner else None
     part, _, suffix = name.rpartition(".")
     module = kind.stacked.get(part) or MODEL_NAMES.get(part)

@@ -12,6 +12,7 @@ from edge.export.facts.experts import Experts
 from edge.export.facts.mixers import Mixer
 
 if TYPE_CHECKING:
+    from edge.export.facts.gguf_changes import Change
     from edge.export.facts.gguf_metadata import Metadata
 
 
@@ -205,7 +206,8 @@ class GGUF:
     config: more of transformers' configuration, from the file's metadata. names: of a layer's tensors, where they
     differ from Llama's. bare: of those of them that are no module's weight. stacked: of the model's, those that are the
     weights of several modules. unread: tensors of a configuration that files have and nothing reads. permuted:
-    llama.cpp's converter interleaves the rows of q and k.
+    llama.cpp's converter interleaves the rows of q and k. changes: makes, of a configuration, those of other tensors
+    by their names in transformers.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
@@ -214,6 +216,7 @@ class GGUF:
     stacked: Mapping[str, str] = field(default_factory=dict)
     unread: Callable[[Any], Iterable[str]] = lambda config: ()
     permuted: bool = False
+    changes: Callable[[Any], Mapping[str, Change]] = lambda config: {}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from edge.export.facts.gguf_header import GGUFHeader
 
 # What else a file may say of YaRN, and transformers' names for it.
 _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
+HEADS = "attention.head_count_kv"
 ReadVector = Callable[[str], NDArray[np.float32]]
-T = TypeVar("T", int, float, str)
+T = TypeVar("T", int, float, str, bool)
 
 
 class Metadata:
@@ -46,7 +47,7 @@ class Metadata:
 
     def sizes(self, key: str, layers: int) -> list[int]:
         """A number of things in each layer, stated for each or once for all."""
-        if not self._stated_by_layer(key):
+        if not self.states_by_layer(key):
             return [self.size(key)] * layers
         values = self.each(key, int, layers)
         if (least := min(values)) < 1:
@@ -73,8 +74,21 @@ class Metadata:
             )
         return [0.0 if number == -math.inf else round(NormalDist().cdf(number), 6) for number in numbers]
 
-    def _stated_by_layer(self, key: str) -> bool:
+    def states_by_layer(self, key: str) -> bool:
+        """True if a key has a value for each layer."""
         return isinstance(self._header.metadata.get(f"{self._prefix}.{key}"), list)
+
+    def key_value_heads(self, heads: int) -> int:
+        """The heads of keys and values of all layers that have some. heads: of queries."""
+        if not self.states_by_layer(HEADS):
+            return self.size(HEADS, heads)
+        if len(counts := {n for n in self._header.values(f"{self._prefix}.{HEADS}", int) if n}) != 1:
+            raise self.wrong(HEADS, max(counts, default=0), "layers that attend have as many each")
+        return counts.pop()
+
+    def attends(self, layers: int) -> list[bool]:
+        """Return which layers have heads of keys and values."""
+        return [n > 0 for n in self.each(HEADS, int, layers)] if self.states_by_layer(HEADS) else [True] * layers
 
     def rows(self, tensor: str) -> int:
         """The rows of a matrix that the model cannot be without."""

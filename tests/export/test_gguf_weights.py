@@ -41,6 +41,20 @@ SHARING = {
     "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
 }
+DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "tie_word_embeddings": True,
+}
+CONVOLUTIONS = {
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+    "tie_word_embeddings": True,
+}
 OF_32 = {"ffn_down.w": Type.Q4_1, "ffn_gate.w": Type.Q8_0, "ffn_up.w": Type.Q8_0, "attn_q.w": Type.Q4_0,
          "attn_k.w": Type.Q5_0, "attn_v.w": Type.Q5_1, "attn_qkv.w": Type.Q4_0, "attn_output.w": Type.Q4_0,
          "token_embd.w": Type.Q8_0, "output.w": Type.Q4_0}  # fmt: skip
@@ -73,6 +87,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
         WIDE | {"hidden_act": "silu", "tie_word_embeddings": True},
         {"attn": Type.TQ2_0, "ffn": Type.TQ1_0, "token_embd.w": Type.Q6_K},
     ),
+    "qwen3.5": ("qwen3_5_text", DELTA, OF_32 | {"attn_gate.w": Type.Q8_0, "ssm_out.w": Type.Q4_0}),
+    "qwen3.5 with several values of a key": (
+        "qwen3_5_text",
+        DELTA | {"linear_num_value_heads": 4},
+        OF_32 | {"attn_gate.w": Type.Q8_0, "ssm_out.w": Type.Q4_0},
+    ),
+    "lfm2": ("lfm2", CONVOLUTIONS, OF_32 | {"in_proj.w": Type.Q8_0, "out_proj.w": Type.Q4_0}),
     "wide llama": ("llama", WIDE, OF_256),
     "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),
     "ternary and by tables": ("llama", WIDE, OF_256 | BY_TABLES),

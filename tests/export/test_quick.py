@@ -72,6 +72,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "stablelm": {"partial_rotary_factor": 0.5},
     "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},
+    "qwen3_5_text": {
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
 }
 
 

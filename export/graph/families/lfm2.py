@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.facts.family import LlamaLike, Norms
+from edge.errors import CheckpointError
+from edge.export.facts.family import GGUF, LlamaLike, Norms
+from edge.export.facts.gguf_changes import Change
+from edge.export.facts.gguf_metadata import Metadata
 from edge.export.facts.mixers import ShortConvolution
 from edge.export.graph.llama_like import llama_like
 
 NAME = "lfm2"
+TRAITS = {"gguf": "lfm2"}
 CONVOLUTION = "conv"
 
 
@@ -39,4 +43,39 @@ def _wide(config: Any) -> int:
     return -(-int(config.block_ffn_dim_multiplier * wide) // multiple) * multiple
 
 
-FAMILY = llama_like(layers, norms=Norms("operator_norm", "ffn_norm", final="embedding_norm", eps="norm_eps"))
+def gguf(m: Metadata) -> dict[str, Any]:
+    if m.get("attention.sliding_window", int):
+        raise CheckpointError(f"{m.path} holds an LFM 2 with a sliding window, which has no graph here.")
+    layers = m.size("block_count")
+    return {
+        "layer_types": ["full_attention" if attends else CONVOLUTION for attends in m.attends(layers)],
+        "conv_L_cache": m.size("shortconv.l_cache", least=2),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+        "rope_parameters": m.rope(default_base=1_000_000.0),
+    }
+
+
+def changes(config: Any) -> dict[str, Change]:
+    taps = Change(shape=(config.hidden_size, 1, config.conv_L_cache))
+    return {f"model.layers.{i}.conv.conv.weight": taps for i in range(config.num_hidden_layers)}
+
+
+GGUF_NAMES = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+FAMILY = llama_like(
+    layers,
+    norms=Norms("operator_norm", "ffn_norm", final="embedding_norm", eps="norm_eps"),
+    gguf=GGUF(gguf, names=GGUF_NAMES, changes=changes),
+)

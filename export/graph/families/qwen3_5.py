@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from edge.errors import ExportError
-from edge.export.facts.family import LlamaLike, Norms
+from edge.export.facts.family import GGUF, LlamaLike, Norms
+from edge.export.facts.gguf_changes import AS_IT_IS, Change, decay_of_logarithm, in_turns
+from edge.export.facts.gguf_metadata import Metadata
 from edge.export.facts.mixers import GatedDelta
 from edge.export.graph.llama_like import llama_like
 
 NAME = "qwen3_5_text"
-LINEAR = "linear_attention"
+TRAITS = {"gguf": "qwen35"}
+LINEAR, FULL = "linear_attention", "full_attention"
+INTERVAL = 4  # of layers that attend, where a file does not say
+GUESSING = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")  # of layers that guess
+NORMS = Norms(offset=1.0)
 
 
-def layers(config: Any) -> LlamaLike:
+def mixer_of(config: Any) -> GatedDelta:
     if config.linear_num_value_heads % config.linear_num_key_heads:
         raise ExportError(
             f"The model has {config.linear_num_value_heads} value heads of linear attention and "
             f"{config.linear_num_key_heads} key heads, which do not divide them."
         )
-    mixer = GatedDelta(
+    return GatedDelta(
         config.hidden_size,
         keys=config.linear_num_key_heads,
         values=config.linear_num_value_heads,
@@ -28,6 +36,10 @@ def layers(config: Any) -> LlamaLike:
         taps=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
     )
+
+
+def layers(config: Any) -> LlamaLike:
+    mixer = mixer_of(config)
     return LlamaLike(
         bias=config.attention_bias,
         qk_norm="head",
@@ -36,4 +48,88 @@ def layers(config: Any) -> LlamaLike:
     )
 
 
-FAMILY = llama_like(layers, norms=Norms(offset=1.0))
+def gguf(m: Metadata) -> dict[str, Any]:
+    """Layers after the model's own guess further tokens, and are not read."""
+    guessing = m.size("nextn_predict_layers", 0, least=0)
+    count = m.size("block_count") - guessing
+    if count < 1:
+        raise m.wrong("nextn_predict_layers", guessing, "there are no more layers")
+    if m.states_by_layer("attention.recurrent_layers"):
+        recurrent = m.each("attention.recurrent_layers", bool, count + guessing)[:count]
+    else:
+        interval = m.size("full_attention_interval", INTERVAL)
+        recurrent = [(i + 1) % interval != 0 for i in range(count)]
+    heads, inner = m.size("ssm.time_step_rank"), m.size("ssm.inner_size")
+    if inner % heads:
+        raise m.wrong("ssm.inner_size", inner, f"{heads} heads have it together")
+    rotated = m.size("rope.dimension_count", m.head_dim // 4)
+    return {
+        "num_hidden_layers": count,
+        "num_nextn_predict_layers": guessing,
+        "layer_types": [LINEAR if each else FULL for each in recurrent],
+        "head_dim": m.head_dim,
+        "linear_num_key_heads": m.size("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": m.size("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": m.size("ssm.conv_kernel", least=2),
+        "rope_parameters": {**m.rope(), "partial_rotary_factor": rotated / m.head_dim},
+    }
+
+
+def unread(config: Any) -> list[str]:
+    """The tensors of layers that guess, which attend."""
+    first, count = config.num_hidden_layers, config.num_nextn_predict_layers
+    names = [f"nextn.{name}.weight" for name in GUESSING]
+    if FULL in config.layer_types:
+        names += layers(config).layer_shapes(config, NORMS, config.layer_types.index(FULL))
+    return [f"model.layers.{i}.{name}" for i in range(first, first + count) for name in names]
+
+
+def changes(config: Any) -> dict[str, Change]:
+    """Of the tensors that have a row or a column for each channel of a value head: where a key head has several of
+    these, files have them in another order."""
+    mixer = mixer_of(config)
+    found = {}
+    each, wide = mixer.values // mixer.keys, 2 * mixer.keys * mixer.key_dim
+    heads = channels = joined = None
+    if each > 1:
+        heads, channels = in_turns(mixer.keys, each, 1), in_turns(mixer.keys, each, mixer.value_dim)
+        joined = np.concatenate([np.arange(wide), wide + channels])
+    of_block = {
+        "A_log": Change(rows=heads, values=decay_of_logarithm),
+        "dt_bias": Change(rows=heads),
+        "conv1d.weight": Change(shape=(mixer.channels, 1, mixer.taps), rows=joined),
+        "norm.weight": AS_IT_IS,
+        "in_proj_qkv.weight": Change(rows=joined),
+        "in_proj_z.weight": Change(rows=channels),
+        "in_proj_b.weight": Change(rows=heads),
+        "in_proj_a.weight": Change(rows=heads),
+        "out_proj.weight": Change(columns=channels),
+    }
+    for i in range(config.num_hidden_layers):
+        found |= {f"model.layers.{i}.{mixer.name}.{name}": change for name, change in of_block.items()}
+    return found
+
+
+GGUF_NAMES = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    **{f"nextn.{name}": f"nextn.{name}" for name in GUESSING},
+}
+FAMILY = llama_like(
+    layers,
+    norms=NORMS,
+    gguf=GGUF(
+        gguf,
+        names=GGUF_NAMES,
+        bare={"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"},
+        unread=unread,
+        changes=changes,
+    ),
+)
