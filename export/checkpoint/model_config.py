@@ -93,11 +93,17 @@ _LEFT_OUT = {"num_labels", "quantization_config", "compression_config"}
 
 def _without(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without what no graph depends on."""
-    return {
-        key: _without(value) if isinstance(value, Mapping) else value
-        for key, value in raw.items()
-        if key not in _LEFT_OUT
-    }
+    return {key: _read(value) for key, value in raw.items() if key not in _LEFT_OUT}
+
+
+def _read(value: Any) -> Any:
+    """A value of a configuration, in which transformers writes {"__float__": "Infinity"} for what JSON has not."""
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    stated = value.get("__float__")
+    return float(stated) if len(value) == 1 and stated in ("Infinity", "-Infinity", "NaN") else _without(value)
 
 
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
