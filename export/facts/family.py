@@ -70,7 +70,7 @@ def heads_of(config: Any) -> Heads:
 
 def widest_of(config: Any) -> int:
     """The size of the widest feed-forward block, which may differ by layer."""
-    sizes: int | Sequence[int] = config.intermediate_size
+    sizes: int | Sequence[int] = getattr(config, "shared_intermediate_size", None) or config.intermediate_size
     return sizes if isinstance(sizes, int) else max(sizes)
 
 
@@ -102,8 +102,10 @@ class LlamaLike:
     side, instead of in the two halves of a head. query_growth (b, n): queries at position p are multiplied by
     1 + b ln(1 + floor(p / n)). output_norms: of what attention's and the feed-forward block's last projection reads.
     output_gate: queries come with as many channels, next to them in each head, whose sigmoids multiply what is read.
-    mixer: what a layer has in place of attention, if anything. experts: those of a layer that has some in place of its
-    feed-forward block.
+    mixer: what a layer has in place of attention, if anything. beside: it has that next to attention, which reads the
+    same, and what attention and mixer make is multiplied by these two and added. experts: those of a layer that has
+    some in place of its feed-forward block. mlp_scales: what the gate and what the feed-forward block makes are
+    multiplied by.
     parallel: both blocks read the same norm of the same stream. scale multiplies the scores, 1 / sqrt(head dim) where
     it is None, and attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window
     counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
@@ -128,6 +130,8 @@ class LlamaLike:
     output_gate: bool = False
     mixer: Callable[[int], Mixer | None] = lambda layer: None
     experts: Callable[[int], Experts | None] = lambda layer: None
+    beside: tuple[float, float] | None = None
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
     parallel: bool = False
     scale: float | None = None
     attention_softcap: float | None = None
@@ -144,6 +148,10 @@ class LlamaLike:
         """True if some layers have experts."""
         return any(self.experts(i) is not None for i in range(config.num_hidden_layers))
 
+    def attends(self, layer: int) -> bool:
+        """True if a layer has attention."""
+        return self.beside is not None or self.mixer(layer) is None
+
     def layer_shapes(self, config: Any, norms: Norms, i: int) -> dict[str, tuple[int, ...]]:
         """The tensors of layer i, by transformers' names within it."""
         hidden, wide, heads = config.hidden_size, self.wide or config.intermediate_size, heads_of(config)
@@ -159,14 +167,14 @@ class LlamaLike:
         mixer = self.mixer(i)
         if mixer is not None:
             layer |= {f"{mixer.name}.{name}": shape for name, shape in mixer.tensors.items()}
-        if self.qk_norm is not None and mixer is None:
+        if self.qk_norm is not None and self.attends(i):
             for name, rows in zip(self.qk_names, (query, key_value), strict=True):
                 layer[f"self_attn.{name}.weight"] = (rows if self.qk_norm == "all" else heads.dim,)
         if self.output_norms is not None:
             for block, name, size in zip(BLOCKS, self.output_norms, (query, wide), strict=True):
                 layer[f"{block}.{name}.weight"] = (size,)
         linears: list[tuple[str, str, int, int, Biased]] = []
-        if mixer is None:
+        if self.attends(i):
             linears += [
                 ("self_attn", name, rows, hidden, self.bias) for name, rows in zip(inputs, projected, strict=True)
             ]
@@ -204,10 +212,10 @@ class GGUF:
     """The form of the family's models in GGUF files.
 
     config: more of transformers' configuration, from the file's metadata. names: of a layer's tensors, where they
-    differ from Llama's. bare: of those of them that are no module's weight. stacked: of the model's, those that are the
-    weights of several modules. unread: tensors of a configuration that files have and nothing reads. permuted:
-    llama.cpp's converter interleaves the rows of q and k. changes: makes, of a configuration, those of other tensors
-    by their names in transformers.
+    differ from Llama's. bare: of those of them that are no module's weight. stacked: of the model's, where they differ;
+    those of three dimensions are the weights of several modules. unread: tensors of a configuration that files have and
+    nothing reads. permuted: llama.cpp's converter interleaves the rows of q and k. changes: makes, of a configuration,
+    those of other tensors by their names in transformers.
     """
 
     config: Callable[[Metadata], dict[str, Any]]

@@ -7,7 +7,7 @@ Each says the `name` of its block in the checkpoint, the `tensors` there with th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -80,4 +80,64 @@ class GatedDelta:
         return {"conv": (self.taps - 1, self.channels), "delta": (self.values, self.key_dim, self.value_dim)}
 
 
-Mixer = ShortConvolution | GatedDelta
+@dataclass(frozen=True)
+class SelectiveScan:
+    """Mamba 2: one projection makes a gate, values, the keys and queries of groups of heads, and a pace for each head.
+    A convolution weighs the last `taps` tokens of values, keys and queries. Each head has a state [state, dim], of
+    which it keeps the less the larger its pace is.
+
+    width: of the residual stream. bias: of the first projection; conv_bias, out_bias: of the others. norm: of what is
+    read, each group by itself, after its gate has multiplied it ("gated") or before ("plain"). scales: what the parts
+    of the first projection are multiplied by: gate, values, keys, queries, pace.
+    """
+
+    name: ClassVar[str] = "mamba"
+    readers: ClassVar[tuple[str, ...]] = ("in_proj",)
+    width: int
+    heads: int
+    dim: int
+    groups: int
+    state: int
+    taps: int
+    eps: float
+    bias: bool = False
+    conv_bias: bool = True
+    out_bias: bool = False
+    norm: Literal["gated", "plain"] | None = "gated"
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+
+    @property
+    def inner(self) -> int:
+        """Channels of the values."""
+        return self.heads * self.dim
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Channels of values, keys and queries."""
+        return self.inner, self.groups * self.state, self.groups * self.state
+
+    @property
+    def tensors(self) -> Shapes:
+        channels, made = sum(self.parts), self.inner + sum(self.parts) + self.heads
+        found: Shapes = {
+            "dt_bias": (self.heads,),
+            "A_log": (self.heads,),
+            "D": (self.heads,),
+            "conv1d.weight": (channels, 1, self.taps),
+            "in_proj.weight": (made, self.width),
+            "out_proj.weight": (self.width, self.inner),
+        }
+        biases = {
+            "in_proj": (self.bias, made),
+            "conv1d": (self.conv_bias, channels),
+            "out_proj": (self.out_bias, self.width),
+        }
+        found |= {f"{name}.bias": (size,) for name, (there, size) in biases.items() if there}
+        return found | ({"norm.weight": (self.inner,)} if self.norm else {})
+
+    @property
+    def states(self) -> Shapes:
+        return {"conv": (self.taps - 1, sum(self.parts)), "scan": (self.heads, self.state, self.dim)}
+
+
+Mixer = ShortConvolution | GatedDelta | SelectiveScan

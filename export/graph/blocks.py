@@ -247,7 +247,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(norm(activation(gate(x)) * up(x))); `activation` by transformers' name. The norm may be missing."""
+    """down(norm(activation(scale * gate(x)) * up(x))); `activation` by transformers' name. The norm may be missing."""
 
     def __init__(
         self,
@@ -260,9 +260,11 @@ class GatedMLP(nn.Module):
         group: str = "feed_forward",
         bias: Biased = False,
         norm: nn.Module | None = None,
+        gate_scale: float = 1.0,
     ):
         super().__init__()
         self.activation = activation_of(activation)
+        self.gate_scale = gate_scale
         self.gate_up_proj = Projections(weights, name, projections, "gate_up_proj", group, bias=bias)
         self.norm = norm
         self.down_proj = linear(weights, f"{name}.{output}", group, bias=has_bias(bias, output))
@@ -270,7 +272,7 @@ class GatedMLP(nn.Module):
     def forward(self, op: Lowering, x: Value) -> Value:
         parts = self.gate_up_proj(op, x)
         gate, up = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
-        y = op.Mul(self.activation(op, gate), up)
+        y = op.Mul(self.activation(op, scaled(op, gate, self.gate_scale, "gate_scale")), up)
         return self.down_proj(op, y if self.norm is None else self.norm(op, y))
 
 

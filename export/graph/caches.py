@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edge.errors import ExportError
 from edge.export.facts.family import widest_of
 from edge.export.graph.blocks import Attention
 from edge.export.graph.cross import CrossAttention
@@ -36,8 +37,13 @@ def decoder_states(decoder: Decoder) -> list[State]:
 
 
 def largest_dims(decoder: Decoder, config: Any) -> Dims:
-    """The sizes of a decoder; where layers differ, those of the largest."""
-    heads = [a.heads for a in _attention(decoder)]
+    """The sizes of a decoder; where layers differ, those of the largest.
+
+    Raises:
+        ExportError: no layer attends.
+    """
+    if not (heads := [a.heads for a in _attention(decoder)]):
+        raise ExportError("All layers of the model keep states and none attends, which no graph here does.")
     return Dims(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,

@@ -17,7 +17,7 @@ from edge.export.graph.blocks import MLP, Attention, GatedMLP, HeadNorm, Residua
 from edge.export.graph.both_ways import BothWays
 from edge.export.graph.experts import MixtureOfExperts
 from edge.export.graph.linear import Embedding
-from edge.export.graph.recurrent import Recurrent, recurrent
+from edge.export.graph.recurrent import Beside, Recurrent, recurrent
 from edge.export.graph.rope import rotary_tables
 from edge.export.graph.stacks import Decoder, DecoderLayer, Positions, Residual, TextStart
 from edge.export.graph.weights import Weights
@@ -56,9 +56,13 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         found = window_of(config, i) if like.windowed else None
         return found // 2 + 1 if found is not None and like.both_ways else found  # half of it on each side
 
-    def attention(i: int, norm: RMSNorm | None) -> Attention | BothWays | Recurrent:
-        if (sizes := like.mixer(i)) is not None:
-            return recurrent(weights, f"model.layers.{i}", i, sizes)
+    def mixing(i: int, norm: RMSNorm | None) -> Attention | BothWays | Recurrent | Beside:
+        if (sizes := like.mixer(i)) is None:
+            return attention(i, norm)
+        mixer = recurrent(weights, f"model.layers.{i}", i, sizes)
+        return mixer if like.beside is None else Beside(attention(i, norm), mixer, like.beside)
+
+    def attention(i: int, norm: RMSNorm | None) -> Attention | BothWays:
         common: dict[str, Any] = {
             "names": like.attention,
             "bias": like.bias,
@@ -77,10 +81,19 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
     def feed_forward(i: int, block: str, norm: RMSNorm | None) -> nn.Module:
         if (experts := like.experts(i)) is not None:
             return MixtureOfExperts(weights, block, experts, activation)
-        mlp = like.mlp_bias
-        if like.gated:
-            return GatedMLP(weights, block, activation, projections=like.gates, output=like.down, bias=mlp, norm=norm)
-        return MLP(weights, f"{block}.{like.gates[0]}", f"{block}.{like.down}", activation, bias=bool(mlp))
+        if not like.gated:
+            biased = bool(like.mlp_bias)
+            return MLP(weights, f"{block}.{like.gates[0]}", f"{block}.{like.down}", activation, bias=biased)
+        return GatedMLP(
+            weights,
+            block,
+            activation,
+            projections=like.gates,
+            output=like.down,
+            bias=like.mlp_bias,
+            norm=norm,
+            gate_scale=like.mlp_scales[0],
+        )
 
     def layer(i: int) -> DecoderLayer:
         name, (after_attention, after_mlp) = f"model.layers.{i}", norms.outputs
@@ -90,7 +103,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         return DecoderLayer(
             Residual(
                 before(name, norms.attention),
-                attention(i, attention_norm),
+                mixing(i, attention_norm),
                 after(name, after_attention),
                 scale=like.residual_scale,
             ),
@@ -98,21 +111,21 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
                 before(name, norms.attention if like.parallel else norms.gates),
                 feed_forward(i, block, mlp_norm),
                 after(name, after_mlp),
-                scale=like.residual_scale,
+                scale=like.residual_scale * like.mlp_scales[1],
             ),
             parallel=like.parallel,
         )
 
-    embedding = "model.embed_tokens"
+    embedding, numbers = "model.embed_tokens", range(config.num_hidden_layers)
     return Decoder(
         weights,
         TextStart(Embedding(weights, embedding, scale=like.embedding_scale)),
-        [layer(i) for i in range(config.num_hidden_layers)],
+        [layer(i) for i in numbers],
         embedding if config.tie_word_embeddings else "lm_head",
         norm=stream_norm(f"model.{norms.final}"),
         scale=like.head_scale,
         softcap=like.softcap,
-        rope=rotary_tables(weights, config, max_context),
+        rope=rotary_tables(weights, config, max_context) if any(map(like.rope, numbers)) else {},
         query_scales=_query_scales(weights, like, max_context),
     )
 

@@ -202,6 +202,17 @@ class Lowering(OpBuilder, ABC):
         """
         raise ExportError(NO_STATES)
 
+    def gated_scan(
+        self, query: Value, key: Value, value: Value, state: Value, decay: Value, *, groups: int, heads: int
+    ) -> tuple[Value, Value]:
+        """Linear attention whose states forget: what each head reads, [B, S, heads * V], and the states
+        [B, heads, K, V] after it, of which a token keeps as much as its decay says, and adds its key times its value.
+
+        query and key [B, S, groups * K], each of which is for as many heads; value [B, S, heads * V]. decay [B, S,
+        heads]: the logarithm of what a state keeps.
+        """
+        raise ExportError(NO_STATES)
+
     # Experts: only where a target says how
 
     def experts(

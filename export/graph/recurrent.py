@@ -12,14 +12,14 @@ import numpy as np
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.facts.mixers import GatedDelta, Mixer, ShortConvolution
-from edge.export.graph.blocks import Step, take
+from edge.export.facts.mixers import GatedDelta, Mixer, SelectiveScan, ShortConvolution
+from edge.export.graph.blocks import Step, scaled, take
 from edge.export.graph.linear import Projections, linear
 from edge.export.graph.operators import NO_STATES, Lowering, Value
 from edge.export.graph.weights import Weights
 from edge.manifest import State
 
-CONV, DELTA = "conv", "delta"  # states
+CONV, DELTA, SCAN = "conv", "delta", "scan"  # states
 LENGTH_EPS = 1e-6  # that is added to the square of a query's and a key's length
 
 
@@ -114,9 +114,81 @@ class GatedDeltaMixer(Recurrent):
         return op.Reshape(heads, [0, -1, sizes.values * sizes.key_dim])
 
 
+class SelectiveScanMixer(Recurrent):
+    """See `SelectiveScan`."""
+
+    def __init__(self, weights: Weights, name: str, layer: int, sizes: SelectiveScan):
+        super().__init__(layer, sizes)
+        self.sizes = sizes
+        of_gate, *of_parts, of_pace = sizes.scales
+        self.gate_scale, self.pace_scale = of_gate, of_pace
+        self.in_proj = linear(weights, f"{name}.in_proj", "attention", bias=sizes.bias)
+        self.out_proj = linear(weights, f"{name}.out_proj", "attention", bias=sizes.out_bias)
+        channels = np.repeat(np.array(of_parts, np.float32), sizes.parts)[:, None, None]  # of what is convolved
+        taps = f"{name}.conv1d"
+        self.taps = weights.vector([f"{taps}.weight"], f"{taps}.weight", "attention", lambda w: w * channels)
+        self.bias = weights.vector([f"{taps}.bias"], f"{taps}.bias", "attention") if sizes.conv_bias else None
+        self.step_bias = weights.vector([f"{name}.dt_bias"], f"{name}.dt_bias", "attention")
+        self.decay = weights.vector([f"{name}.A_log"], f"{name}.decay", "attention", lambda a: -np.exp(a))
+        self.through = weights.vector([f"{name}.D"], f"{name}.D", "attention", lambda d: np.repeat(d, sizes.dim))
+        norm = f"{name}.norm.weight"
+        self.norm = weights.vector([norm], norm, "norm") if sizes.norm else None
+        self.ones: nn.Parameter | None = None
+        if sizes.norm and sizes.groups > 1:
+            self.ones = weights.table(f"{name}.ones", np.ones(sizes.inner // sizes.groups, np.float32))
+
+    def forward(self, op: Lowering, x: Value, step: Step, rows: Value | None = None) -> Value:
+        """Compute [B, S, H] from [B, S, H]; [B, R, H] if `rows` are given."""
+        sizes = self.sizes
+        made = [sizes.inner, sum(sizes.parts), sizes.heads]
+        gate, mixed, pace = op.Split(self.in_proj(op, x), made, axis=-1, _outputs=3)
+        mixed = self.convolved(op, mixed, step, self.taps, self.bias, silu=True)
+        value, key, query = op.Split(mixed, [*sizes.parts], axis=-1, _outputs=3)
+        pace = op.Softplus(op.Add(scaled(op, pace, self.pace_scale, "pace_scale"), self.step_bias))
+        by_head = op.Reshape(value, [0, -1, sizes.heads, sizes.dim])
+        paced = op.Reshape(op.Mul(by_head, op.Unsqueeze(pace, [3])), [0, -1, sizes.inner])
+        read, step.written[self.layer, SCAN] = op.gated_scan(
+            query,
+            key,
+            paced,
+            self.before(step, SCAN),
+            op.Mul(pace, self.decay),
+            groups=sizes.groups,
+            heads=sizes.heads,
+        )
+        y = take(op, op.Add(read, op.Mul(value, self.through)), rows)
+        gates = op.silu(scaled(op, take(op, gate, rows), self.gate_scale, "gate_scale"))
+        if sizes.norm == "plain":
+            return self.out_proj(op, op.Mul(self._normed(op, y), gates))
+        return self.out_proj(op, self._normed(op, op.Mul(y, gates)))
+
+    def _normed(self, op: Lowering, y: Value) -> Value:
+        """y [B, R, inner], normed where the family does that, each group by itself."""
+        if self.norm is None:
+            return y
+        if self.ones is None:
+            return op.rms_norm(y, self.norm, self.sizes.eps)
+        groups = op.rms_norm(op.Reshape(y, [0, -1, self.sizes.groups, self.ones.shape[0]]), self.ones, self.sizes.eps)
+        return op.Mul(op.Reshape(groups, [0, -1, self.sizes.inner]), self.norm)
+
+
+class Beside(nn.Module):
+    """Attention and a mixer that read the same: what both make, multiplied by `scales` and added."""
+
+    def __init__(self, attention: nn.Module, mixer: Recurrent, scales: tuple[float, float]):
+        super().__init__()
+        self.attention, self.mixer, self.scales = attention, mixer, scales
+
+    def forward(self, op: Lowering, x: Value, step: Step, rows: Value | None = None) -> Value:
+        of_attention, of_mixer = self.scales
+        attended = scaled(op, self.attention(op, x, step, rows), of_attention, "attention_scale")
+        return op.Add(attended, scaled(op, self.mixer(op, x, step, rows), of_mixer, "mixer_scale"))
+
+
 MODULES: dict[type, Callable[[Weights, str, int, Any], Recurrent]] = {
     ShortConvolution: ShortConvolutionMixer,
     GatedDelta: GatedDeltaMixer,
+    SelectiveScan: SelectiveScanMixer,
 }
 
 

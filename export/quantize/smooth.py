@@ -141,7 +141,8 @@ def _number(layer: str) -> int:
 def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
     *inputs, output = (f"{layer}.self_attn.{name}.weight" for name in like.attention)
     if (mixer := like.mixer(_number(layer))) is not None:
-        inputs = [f"{layer}.{mixer.name}.{name}.weight" for name in mixer.readers]
+        of_mixer = [f"{layer}.{mixer.name}.{name}.weight" for name in mixer.readers]
+        inputs = of_mixer if like.beside is None else inputs + of_mixer
     *gates, down = (f"{layer}.{like.mlp}.{name}.weight" for name in (*like.gates, like.down))
     read = (
         [(norms.attention, [*inputs, *gates])] if like.parallel else [(norms.attention, inputs), (norms.gates, gates)]

@@ -150,8 +150,12 @@ class Reference:
                 self._progress(i, config.num_hidden_layers, self._doing)
             name = f"model.layers.{i}"
             read = x
-            for block, before, after in zip(
-                (self._attention, self._feed_forward), (norms.attention, norms.gates), norms.outputs, strict=True
+            for block, before, after, scale in zip(
+                (self._mixing, self._feed_forward),
+                (norms.attention, norms.gates),
+                norms.outputs,
+                (1.0, like.mlp_scales[1]),
+                strict=True,
             ):
                 if like.parallel:
                     before = norms.attention
@@ -161,18 +165,27 @@ class Reference:
                 made = block(i, normed, places, observer)
                 if after is not None:
                     made = self._norm(f"{name}.{after}", made)
-                x = x + made * np.float32(like.residual_scale)
+                x = x + made * np.float32(like.residual_scale * scale)
         x = self._stream_norm(f"model.{norms.final}", x)
         if observer is not None:
             observer.finals(x, places)
         return [x[place] for place in places]
 
+    def _mixing(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
+        """Attention, a mixer, or both next to each other."""
+        like = self._like
+        if (mixer := like.mixer(layer)) is None:
+            return self._attention(layer, x, texts, observer)
+        name = f"model.layers.{layer}.{mixer.name}"
+        read = partial(_read_in, self._checkpoint, name)
+        made = mixed(mixer, x, texts, read, lambda m, rows: self._product(f"{name}.{m}", rows, texts, observer))
+        if like.beside is None:
+            return made
+        of_attention, of_mixer = map(np.float32, like.beside)
+        return self._attention(layer, x, texts, observer) * of_attention + made * of_mixer
+
     def _attention(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name, heads, like = f"model.layers.{layer}.self_attn", self._heads, self._like
-        if (mixer := like.mixer(layer)) is not None:
-            name = f"model.layers.{layer}.{mixer.name}"
-            read = partial(_read_in, self._checkpoint, name)
-            return mixed(mixer, x, texts, read, lambda m, rows: self._product(f"{name}.{m}", rows, texts, observer))
         *inputs, output = like.attention
         rows = (heads.query, heads.key_value, heads.key_value)
         made = np.concatenate([self._product(f"{name}.{member}", x, texts, observer) for member in inputs], -1)
@@ -224,7 +237,7 @@ class Reference:
         made = [self._product(f"{name}.{member}", x, texts, observer) for member in self._like.gates]
         if self._like.gated:
             gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
-            inner = self._activation(gate)
+            inner = self._activation(gate * np.float32(self._like.mlp_scales[0]))
             inner *= up
         else:
             inner = self._activation(made[0])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.mixers import GatedDelta, Mixer, ShortConvolution
+from edge.export.facts.mixers import GatedDelta, Mixer, SelectiveScan, ShortConvolution
 
 Floats = NDArray[np.float32]
 Read = Callable[[str], Floats]  # a tensor of the mixer's block, by its name in it
@@ -53,9 +53,40 @@ def _gated_delta(sizes: GatedDelta, x: Floats, texts: Sequence[slice], read: Rea
     return product("out_proj", y.reshape(len(x), -1))
 
 
+def _selective_scan(sizes: SelectiveScan, x: Floats, texts: Sequence[slice], read: Read, product: Product) -> Floats:
+    inner, channels, each = sizes.inner, sum(sizes.parts), sizes.heads // sizes.groups
+    widths = [inner, *sizes.parts, sizes.heads]
+    made = product("in_proj", x) * np.repeat(np.array(sizes.scales, np.float32), widths)
+    gate, made, pace = np.split(made, [inner, inner + channels], axis=-1)
+    made = _convolved(made, texts, read("conv1d.weight"))
+    made = _silu(made + read("conv1d.bias") if sizes.conv_bias else made)
+    parts = np.split(made, np.cumsum(sizes.parts)[:-1], axis=-1)
+    value = parts[0].reshape(len(x), sizes.heads, sizes.dim)
+    key, query = (part.reshape(len(x), sizes.groups, sizes.state).repeat(each, axis=1) for part in parts[1:])
+    pace = np.logaddexp(np.float32(0), pace + read("dt_bias"))
+    keeps = np.exp(-np.exp(read("A_log")) * pace)
+    seen = np.empty_like(value)
+    for text in texts:
+        state = np.zeros((sizes.heads, sizes.state, sizes.dim), np.float32)
+        for t in range(text.start, text.stop):
+            state *= keeps[t][:, None, None]
+            state += key[t][:, :, None] * (value[t] * pace[t][:, None])[:, None]
+            seen[t] = np.einsum("hkv,hk->hv", state, query[t])
+    y = (seen + value * read("D")[:, None]).reshape(len(x), inner)
+    gates = _silu(gate)
+    if sizes.norm == "plain":
+        y = _normed(y, sizes.groups, sizes.eps) * read("norm.weight") * gates
+    else:
+        y = y * gates
+        if sizes.norm:
+            y = _normed(y, sizes.groups, sizes.eps) * read("norm.weight")
+    return product("out_proj", y)
+
+
 MIXED: dict[type, Callable[[Any, Floats, Sequence[slice], Read, Product], Floats]] = {
     ShortConvolution: _short_convolution,
     GatedDelta: _gated_delta,
+    SelectiveScan: _selective_scan,
 }
 
 
@@ -68,6 +99,12 @@ def _convolved(x: Floats, texts: Sequence[slice], weight: Floats) -> Floats:
         count = text.stop - text.start
         y[text] = np.sum([rows[i : i + count] * weight[:, 0, i] for i in range(taps)], axis=0)
     return y
+
+
+def _normed(x: Floats, groups: int, eps: float) -> Floats:
+    """x [T, C] divided by its root mean square, each group of channels by itself."""
+    parts = x.reshape(len(x), groups, -1)
+    return (parts / np.sqrt(np.square(parts).mean(-1, keepdims=True) + np.float32(eps))).reshape(x.shape)
 
 
 def _directions(x: Floats) -> Floats:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from edge.export.facts.progress import Progress
 
 
+IN_TUPLES = {"FalconH1DecoderLayer"}  # layers that return their hidden states in a tuple
+
+
 class StreamedModel:
     """The transformers model of `checkpoint`, float32, in which the matrices of layers are missing until they are
     fetched. Embedding and head are there.
@@ -74,11 +77,13 @@ def matrices_of(layer: nn.Module) -> Iterator[nn.Parameter]:
 def replaced(layers: Sequence[nn.Module], run: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Call `run` with a layer's number and what it is called with, instead of each layer."""
 
-    def stand_in(number: int) -> Callable[..., torch.Tensor]:
-        names = list(inspect.signature(type(layers[number]).forward).parameters)[2:]  # after the hidden states
+    def stand_in(number: int) -> Callable[..., Any]:
+        kind = type(layers[number])
+        names = list(inspect.signature(kind.forward).parameters)[2:]  # after the hidden states
 
-        def called(hidden_states: torch.Tensor, *others: Any, **arguments: Any) -> torch.Tensor:
-            return run(number, hidden_states, **dict(zip(names, others, strict=False)), **arguments)
+        def called(hidden_states: torch.Tensor, *others: Any, **arguments: Any) -> Any:
+            made = run(number, hidden_states, **dict(zip(names, others, strict=False)), **arguments)
+            return (made,) if kind.__name__ in IN_TUPLES else made
 
         return called
 
@@ -143,7 +148,7 @@ class StreamedLogits:
             if number == 0:
                 piece.hidden = hidden
             piece.arguments.append(arguments)
-            if number < own:
+            if number < own and hasattr(cache.layers[number], "update"):  # else it keeps a state
                 nothing = torch.zeros(1, 1, tokens.shape[1], 1)
                 cache.update(nothing, nothing, number)
             return hidden

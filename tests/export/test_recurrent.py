@@ -25,6 +25,13 @@ BASE = {
     "tie_word_embeddings": True,
     "initializer_range": 0.3,
 }
+SCAN = {
+    "intermediate_size": 128,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {
         "intermediate_size": 128,
@@ -42,6 +49,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", "full_attention", "conv"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    "granitemoehybrid": {
+        **SCAN,
+        "shared_intermediate_size": 128,
+        "num_local_experts": 0,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"],
+    },
+    "falcon_h1": {**SCAN, "num_hidden_layers": 2, "mamba_d_ssm": 128, "mamba_rms_norm": True, "key_multiplier": 0.5},
 }
 PROMPTS = ["Hello there", "What is a river?", "Name three of them, and say where they end."]
 TOKENS = 24
@@ -57,7 +71,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     tiny = AutoConfig.from_pretrained(tiny_checkpoint)
     tokens = {name: getattr(tiny, name) for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
     torch.manual_seed(3)
-    config = AutoConfig.for_model(request.param, **BASE, **tokens, **MODELS[request.param])
+    config = AutoConfig.for_model(request.param, **{**BASE, **tokens, **MODELS[request.param]})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
@@ -79,8 +93,9 @@ def logits(engine: Engine, tokens: np.ndarray, ends: list[int]) -> np.ndarray:
 
 def test_some_layers_keep_states_and_others_keys(bundle: Bundle) -> None:
     manifest = bundle.manifest
+    both = manifest.family == "falcon_h1"  # whose layers have attention and a scan
     assert {state.layer for state in manifest.states} == {
-        i for i, each in enumerate(manifest.kv.layers) if not each.heads
+        i for i, each in enumerate(manifest.kv.layers) if both or not each.heads
     }
     assert manifest.states and any(layer.heads for layer in manifest.kv.layers)
 
@@ -127,6 +142,11 @@ def test_other_targets_refuse_states_in_a_sentence(checkpoint: Path, tmp_path: P
     with pytest.raises((ExportError, InputError), match="keep a state, which only graphs for the CPU do yet"):
         edge.export(checkpoint, tmp_path / "x.edge", target=target)
     assert not any(tmp_path.iterdir())
+
+
+def test_weights_in_4_bits_are_calibrated(checkpoint: Path, tmp_path: Path) -> None:
+    bundle = edge.export(checkpoint, tmp_path / "x.edge", weights="int4")  # and checked against Torch
+    assert any(group.bits < 8 for group in bundle.manifest.groups if group.name == "attention")
 
 
 def test_layers_cannot_be_skipped(bundle: Bundle) -> None:

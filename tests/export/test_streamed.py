@@ -26,6 +26,14 @@ SHARING = {  # whose last layers read others' keys and values, and all layers a 
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 97,
 }
+SCAN = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 24,
+    "mamba_d_state": 16,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 80,
+    "head_dim": None,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama, untied, biases": {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True},
@@ -51,11 +59,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "starcoder2": {"model_type": "starcoder2", "sliding_window": 30},
     "stablelm, parallel": {"model_type": "stablelm", "use_parallel_residual": True},
     "bitnet": {"model_type": "bitnet"},
+    "qwen3.5": {
+        "model_type": "qwen3_5_text",
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "head_dim": None},
+    "granite 4": {"model_type": "granitemoehybrid", **SCAN, "layer_types": ["mamba", "attention", "mamba"]},
+    "falcon-h1": {"model_type": "falcon_h1", **SCAN, "mamba_d_ssm": 96, "mamba_rms_norm": True},
 }
 
 
 def checkpoint_of(name: str) -> Any:
     config = {**BASE, "max_position_embeddings": 256, **MODELS[name]}
+    config = {key: value for key, value in config.items() if value is not None}
     if "dynamic" in name:
         config["max_position_embeddings"] = 90
     found: Any = TinyCheckpoint(tiny_model(AutoConfig.for_model(**config)))

@@ -197,6 +197,23 @@ class CPU(Lowering):
             _outputs=2,
         )
 
+    def gated_scan(
+        self, query: Value, key: Value, value: Value, state: Value, decay: Value, *, groups: int, heads: int
+    ) -> tuple[Value, Value]:
+        """The operator lets several heads of values share a query and a key, so that these are not repeated."""
+        return self.fused.LinearAttention(
+            query,
+            key,
+            value,
+            state,
+            decay,
+            q_num_heads=groups,
+            kv_num_heads=heads,
+            update_rule="gated",
+            scale=1.0,
+            _outputs=2,
+        )
+
     def full_attention(
         self, query: Value, key: Value, value: Value, bias: Value | None, *, heads: int, scale: float
     ) -> Value:

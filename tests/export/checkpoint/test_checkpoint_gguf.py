@@ -113,6 +113,15 @@ CONVOLUTIONS = {
     "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+SCAN = {
+    "head_dim": 32,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: model type, its configuration, what else the file says
     "llama": ("llama", {}, {}),
@@ -186,6 +195,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5 with several values of a key": (
         "qwen3_5_text", DELTA | {"linear_num_value_heads": 6, "tie_word_embeddings": True}, {}),
     "lfm2": ("lfm2", CONVOLUTIONS, {}),
+    "falcon-h1": ("falcon_h1", SCAN, {}),
+    "falcon-h1 without a norm": ("falcon_h1", SCAN | {"mamba_rms_norm": False, "mamba_n_groups": 1}, {}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
                                "num_hidden_layers": 7, "rope_parameters": SLIDING, "tie_word_embeddings": True}, {}),
 }  # fmt: skip
@@ -229,6 +240,14 @@ def test_layers_that_guess_further_tokens_are_not_read(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=extra)))
     assert set(checkpoint.names()) == {name for name, _ in model.named_parameters()}
     assert same_logits(rebuilt(checkpoint), model)
+
+
+def test_falcon_h1s_multipliers_are_in_the_matrices(tmp_path: Path) -> None:
+    several = {"mlp_multipliers": [0.5, 2.0], "ssm_multipliers": [0.5, 0.75, 1.5, 2.0, 0.25]}
+    names = ("key", "attention_in", "attention_out", "ssm_in", "ssm_out", "embedding", "lm_head")
+    each = {f"{name}_multiplier": 0.5 + i / 4 for i, name in enumerate(names)}
+    model = tiny_model("falcon_h1", **SCAN, **several, **each)
+    assert same_logits(rebuilt(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model)))), model)
 
 
 def test_llama_3s_rope_is_recovered_from_its_divisors(tmp_path: Path) -> None:

@@ -29,6 +29,42 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": rope("default", partial_rotary_factor=0.25),
 }
+SCAN = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 24,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+    "head_dim": None,
+}
+GRANITE = {
+    "model_type": "granitemoehybrid",
+    **SCAN,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 80,
+    "logits_scaling": 0.7,
+    "embedding_multiplier": 1.5,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.6,
+    "tie_word_embeddings": True,
+}
+FALCON = {
+    "model_type": "falcon_h1",
+    **SCAN,
+    "mamba_d_ssm": 96,
+    "head_dim": 16,
+    "mamba_rms_norm": True,
+    "lm_head_multiplier": 0.8,
+    "embedding_multiplier": 1.3,
+    "mlp_multipliers": [0.7, 0.9],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 0.8, 0.9, 1.1, 1.2],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.5,
+}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text", **DELTA},
     "qwen3_5-values-untied": {
@@ -47,6 +83,19 @@ CASES: dict[str, dict[str, Any]] = {
         "block_multiple_of": 16,
         "block_ffn_dim_multiplier": 1.3,
     },
+    "granite": GRANITE,
+    "granite-groups-rope-untied": {
+        **GRANITE,
+        "mamba_n_groups": 2,
+        "position_embedding_type": "rope",
+        "tie_word_embeddings": False,
+        "mamba_conv_bias": False,
+        "attention_bias": True,
+        "mamba_proj_bias": True,
+    },
+    "falcon-h1": FALCON,
+    "falcon-h1-gate-first": {**FALCON, "mamba_norm_before_gate": False, "mamba_n_groups": 2, "mlp_bias": True},
+    "falcon-h1-plain": {**FALCON, "mamba_rms_norm": False, "projectors_bias": True, "tie_word_embeddings": True},
 }
 
 
@@ -102,8 +151,9 @@ def test_a_family_names_all_tensors_of_its_models(exported: Exported) -> None:
 
 def test_layers_have_keys_and_values_or_states(exported: Exported) -> None:
     attends = [bool(layer.heads) for layer in exported.built.kv.layers]
-    assert attends == [False, True, False]
-    assert {state.layer for state in exported.built.states} == {0, 2}
+    both = exported.checkpoint.config["model_type"] == "falcon_h1"
+    assert attends == [both, True, both]
+    assert {state.layer for state in exported.built.states} == ({0, 1, 2} if both else {0, 2})
 
 
 def test_a_draft_that_was_rejected_leaves_nothing_behind(exported: Exported) -> None:
