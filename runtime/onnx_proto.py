@@ -53,6 +53,7 @@ MESSAGES = {
         "name": (1, "string"),
         "f": (2, "float"),
         "i": (3, "int64"),
+        "s": (4, "bytes"),
         "t": (5, "TensorProto"),
         "g": (6, "GraphProto"),
         "type": (20, "int64"),

@@ -39,7 +39,8 @@ class Maker {
   bool wild() const { return special_; }
 
   Made Any() {
-    switch (r.from(0, 8)) {
+    const bool states = AllOperators().count({"edge", "LinearAttention"});  // an older library has none over states
+    switch (r.from(0, states ? 10 : 8)) {
       case 0:
         return Product(nullptr, 0);
       case 1:
@@ -55,8 +56,12 @@ class Maker {
         return Likeliest(nullptr);
       case 7:
         return GgufRows();
-      default:
+      case 8:
         return Chain();
+      case 9:
+        return Linear();
+      default:
+        return Convolution();
     }
   }
 
@@ -321,6 +326,38 @@ class Maker {
     made.node.inputs = {Floats({heads, distances}), positions, of_keys, Floats({1, 1, tokens, capacity}),
                         Integer(static_cast<int32_t>(keys))};
     made.outputs = {Numbers(kFloat, {1, heads, tokens, keys})};
+    return made;
+  }
+
+  Made Linear() {
+    const int64_t queries = r.from(1, 3), each = r.from(1, 3), heads = queries * each;
+    const int64_t rows = 2 * (r.once_in(8) ? r.from(1, 256) : r.from(1, 20)), columns = 16 * r.from(1, 6);
+    const int64_t batch = r.once_in(3) ? r.from(0, 3) : 1, tokens = r.once_in(4) ? 1 : r.from(0, 9);
+    const bool delta = r.once_in(2);
+    Made made;
+    made.node.op = "LinearAttention";
+    made.node.attributes = {{"q_num_heads", queries}, {"kv_num_heads", heads}, {"delta", int64_t{delta}}};
+    if (r.once_in(2)) made.node.attributes["scale"] = 0.5f;
+    const int64_t keys = r.once_in(2) ? heads : queries;
+    made.node.inputs = {Floats({batch, tokens, queries * rows}), Floats({batch, tokens, keys * rows}),
+                        Floats({batch, tokens, heads * columns}), Floats({batch, heads, rows, columns}),
+                        Floats({batch, tokens, heads})};
+    if (delta || r.once_in(4)) made.node.inputs.push_back(Ones({batch, tokens, heads}));
+    made.outputs = {Numbers(kFloat, {batch, tokens, heads * columns}), Numbers(kFloat, {batch, heads, rows, columns})};
+    if (r.once_in(2)) made.node.in_place = {{1, 3}};
+    return made;
+  }
+
+  Made Convolution() {
+    const int64_t channels = 16 * r.from(1, 40), taps = r.once_in(3) ? r.from(2, 16) : 4;
+    const int64_t batch = r.once_in(3) ? r.from(0, 3) : 1, tokens = r.once_in(4) ? 1 : r.from(0, 20);
+    Made made;
+    made.node.op = "CausalConvWithState";
+    made.node.attributes = {{"silu", r.from(0, 1)}};
+    made.node.inputs = {Floats({batch, tokens, channels}), Constant(Floats({channels, 1, taps})),
+                        r.once_in(2) ? Constant(Floats({channels})) : nullptr, Floats({batch, taps - 1, channels})};
+    made.outputs = {Numbers(kFloat, {batch, tokens, channels}), Numbers(kFloat, {batch, taps - 1, channels})};
+    if (r.once_in(2)) made.node.in_place = {{1, 3}};
     return made;
   }
 

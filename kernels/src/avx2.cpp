@@ -170,6 +170,6 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
 void QuantizeAvx2(const Rounding& r, int first, int last) { QuantizeBy(Block, r, first, last); }
 
 const Form kAvx2{"avx2",         HasAvx2,           QuantizeAvx2,       Multiply<Avx2>,
-                 MultiplyGguf<Avx2>, RowsOf<Avx2>(), AttentionOf<Avx2>()};
+                 MultiplyGguf<Avx2>, RowsOf<Avx2>(), AttentionOf<Avx2>(), StatesOf<Avx2>()};
 
 }  // namespace edge

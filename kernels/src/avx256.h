@@ -6,6 +6,7 @@
 #include "attention_loops.h"
 #include "gguf_tiles.h"
 #include "rows_loops.h"
+#include "states_loops.h"
 #include "tiles.h"
 
 namespace edge {

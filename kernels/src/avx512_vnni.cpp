@@ -183,6 +183,6 @@ struct Avx512Vnni : Plain, QueryInBytes {
 }  // namespace
 
 const Form kAvx512Vnni{"avx512_vnni",        HasAvx512Vnni,        QuantizeAvx2,
-                       Multiply<Avx512Vnni>, MultiplyGguf<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>()};
+                       Multiply<Avx512Vnni>, MultiplyGguf<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>(), StatesOf<Avx512Vnni>()};
 
 }  // namespace edge

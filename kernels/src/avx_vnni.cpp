@@ -78,6 +78,6 @@ struct AvxVnni : Avx256, QueryInBytes {
 }  // namespace
 
 const Form kAvxVnni{"avx_vnni",            HasAvxVnni,        QuantizeAvx2,          Multiply<AvxVnni>,
-                    MultiplyGguf<AvxVnni>, RowsOf<AvxVnni>(), AttentionOf<AvxVnni>()};
+                    MultiplyGguf<AvxVnni>, RowsOf<AvxVnni>(), AttentionOf<AvxVnni>(), StatesOf<AvxVnni>()};
 
 }  // namespace edge

@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "attention.h"
+#include "states.h"
 
 namespace edge {
 
@@ -128,6 +129,7 @@ struct Form {
   void (*multiply_gguf)(const GgufWeights&, const GgufRows&, float* out, int first, int last);
   RowsForm rows;
   AttentionForm attention;
+  StatesForm states;
 };
 
 extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod,

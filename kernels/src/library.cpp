@@ -24,7 +24,8 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   const ort::Api api(table);
   const ort::Operator* const of_floats[] = {
       kProductOperator,      kNormOperator,      kAttentionOperator, kMultiHeadOperator,
-      kPositionBiasOperator, kLikeliestOperator, kLargestOperator,   kChainOperator,     kGgufRowsOperator, nullptr};
+      kPositionBiasOperator, kLikeliestOperator, kLargestOperator,   kChainOperator,     kGgufRowsOperator,
+      kLinearAttentionOperator, kConvolutionOperator, nullptr};
   const ort::Operator* const of_bytes[] = {kBytesAttentionOperator, nullptr};
   const struct {
     const char* name;
@@ -52,6 +53,9 @@ EDGE_EXPORT int edge_interface() { return 9; }
 // The largest head of attention. A library without this function has heads of 256 at most, and neither bounds scores nor
 // attends to the keys of another layer.
 EDGE_EXPORT int edge_largest_head() { return kLargestHead; }
+
+// The most rows of a state of linear attention. A library without this function has no operators over states.
+EDGE_EXPORT int edge_most_state_rows() { return kMostStateRows; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

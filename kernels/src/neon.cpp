@@ -58,6 +58,6 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
 void QuantizeNeon(const Rounding& r, int first, int last) { QuantizeBy(Block, r, first, last); }
 
 const Form kNeonDotprod{"neon_dotprod",    HasNeonDotprod,    QuantizeNeon,
-                        Multiply<Dotprod>, MultiplyGguf<Dotprod>, RowsOf<Dotprod>(), AttentionOf<Dotprod>()};
+                        Multiply<Dotprod>, MultiplyGguf<Dotprod>, RowsOf<Dotprod>(), AttentionOf<Dotprod>(), StatesOf<Dotprod>()};
 
 }  // namespace edge

@@ -67,6 +67,6 @@ struct I8mm : Neon {
 }  // namespace
 
 const Form kNeonI8mm{"neon_i8mm",         HasNeonI8mm,    QuantizeNeon,        Multiply<I8mm>,
-                     MultiplyGguf<I8mm>, RowsOf<I8mm>(), AttentionOf<I8mm>()};
+                     MultiplyGguf<I8mm>, RowsOf<I8mm>(), AttentionOf<I8mm>(), StatesOf<I8mm>()};
 
 }  // namespace edge

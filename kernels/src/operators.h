@@ -186,5 +186,7 @@ extern const Operator* const kLargestOperator;
 extern const Operator* const kGatherOperator;
 extern const Operator* const kChainOperator;
 extern const Operator* const kGgufRowsOperator;
+extern const Operator* const kLinearAttentionOperator;
+extern const Operator* const kConvolutionOperator;
 
 }  // namespace edge

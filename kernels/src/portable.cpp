@@ -8,6 +8,7 @@
 #include "gguf.h"
 #include "lanes.h"
 #include "rows_loops.h"
+#include "states_loops.h"
 
 namespace edge {
 namespace {
@@ -231,6 +232,6 @@ void MultiplyGguf(const GgufWeights& w, const GgufRows& rows, float* out, int fi
 }  // namespace
 
 const Form kPortable{"portable",   [] { return true; }, Quantize,           Multiply,
-                     MultiplyGguf, RowsOf<Vectors>(),   AttentionOf<Vectors>()};
+                     MultiplyGguf, RowsOf<Vectors>(),   AttentionOf<Vectors>(), StatesOf<Vectors>()};
 
 }  // namespace edge

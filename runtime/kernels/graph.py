@@ -45,6 +45,7 @@ from edge.runtime.kernels.nodes import (
     take_position_bias,
     takes_bytes,
 )
+from edge.runtime.kernels.over_states import take_states
 from edge.runtime.kernels.packed import Matrix, PackedWeights, layout_of, packed_weights
 from edge.runtime.kernels.packed_file import described
 from edge.runtime.kernels.packed_gguf import GgufMatrix, Progress, packed_gguf
@@ -203,6 +204,7 @@ def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None, kern
         take_neighbours(each, stored)
         take_norms(each, stored)
         take_position_bias(each, stored)
+    take_states(graph, stored, kernels)
     take_largest(graph, stored)
     add_likeliest(graph)
     if units is not None:

@@ -90,6 +90,12 @@ class Kernels:
         found = getattr(self.calls, "edge_largest_head", None)
         return AttentionLimits(256, more=False) if found is None else AttentionLimits(int(found()), more=True)
 
+    @property
+    def state_rows(self) -> int:
+        """The most rows that a state of linear attention may have; 0 where the library has no operators over states."""
+        found = getattr(self.calls, "edge_most_state_rows", None)
+        return 0 if found is None else int(found())
+
     def packed_bytes(self, layout: Layout) -> int:
         """Bytes of a matrix in the library's layout; 0 where it cannot have one."""
         size: int = self.calls.edge_packed_bytes(*_numbers(layout), int(layout.zero_points))
