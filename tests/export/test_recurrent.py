@@ -144,11 +144,6 @@ def test_other_targets_refuse_states_in_a_sentence(checkpoint: Path, tmp_path: P
     assert not any(tmp_path.iterdir())
 
 
-def test_weights_in_4_bits_are_calibrated(checkpoint: Path, tmp_path: Path) -> None:
-    bundle = edge.export(checkpoint, tmp_path / "x.edge", weights="int4")  # and checked against Torch
-    assert any(group.bits < 8 for group in bundle.manifest.groups if group.name == "attention")
-
-
 def test_layers_cannot_be_skipped(bundle: Bundle) -> None:
     with pytest.raises(InputError):
         edge.load(bundle.root, skip="unified:0.5", skip_anyway=True)

@@ -32,8 +32,22 @@ SMALL = {
 FAMILIES = [
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "ministral3", "olmo3"),
     *("exaone4", "ernie4_5", "hunyuan_v1_dense", "cohere2", "starcoder2", "stablelm", "bitnet"),
+    *("qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1"),
 ]
-SETTINGS = {"stablelm": {"partial_rotary_factor": 0.5, "use_parallel_residual": True}}
+SCAN = {"mamba_n_heads": 4, "mamba_d_state": 16, "num_local_experts": 0, "shared_intermediate_size": 160}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "stablelm": {"partial_rotary_factor": 0.5, "use_parallel_residual": True},
+    "qwen3_5_text": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": {**SCAN, "layer_types": ["mamba", "attention"]},
+    "falcon_h1": {**SCAN, "mamba_d_ssm": 96, "mamba_rms_norm": True},
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
