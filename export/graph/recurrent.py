@@ -168,8 +168,9 @@ class SelectiveScanMixer(Recurrent):
             return y
         if self.ones is None:
             return op.rms_norm(y, self.norm, self.sizes.eps)
-        groups = op.rms_norm(op.Reshape(y, [0, -1, self.sizes.groups, self.ones.shape[0]]), self.ones, self.sizes.eps)
-        return op.Mul(op.Reshape(groups, [0, -1, self.sizes.inner]), self.norm)
+        count, inner = self.sizes.groups, self.sizes.inner
+        groups = op.rms_norm(op.Reshape(y, [0, -1, count, inner // count]), self.ones, self.sizes.eps)
+        return op.Mul(op.Reshape(groups, [0, -1, inner]), self.norm)
 
 
 class Beside(nn.Module):

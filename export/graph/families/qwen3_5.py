@@ -90,7 +90,7 @@ def changes(config: Any) -> dict[str, Change]:
     """Of the tensors that have a row or a column for each channel of a value head: where a key head has several of
     these, files have them in another order."""
     mixer = mixer_of(config)
-    found = {}
+    found: dict[str, Change] = {}
     each, wide = mixer.values // mixer.keys, 2 * mixer.keys * mixer.key_dim
     heads = channels = joined = None
     if each > 1:
