@@ -59,7 +59,7 @@ def gguf(m: Metadata) -> dict[str, Any]:
         "mamba_rms_norm": m.has("blk.0.ssm_norm.weight"),
         "mamba_norm_before_gate": False,
         "projectors_bias": m.has("blk.0.ssm_out.bias"),
-        "time_step_limit": None,
+        "time_step_limit": [0.0, float("inf")],
         "rope_parameters": m.rope(),
         "mlp_multipliers": [1.0, 1.0],
         "ssm_multipliers": [1.0] * 5,
