@@ -140,3 +140,15 @@ def test_several_threads_may_use_it(model: edge.Embedder) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 3 and all(np.array_equal(found[0], each) for each in found)
+
+
+def test_scores_that_attention_keeps_count_with_the_square_of_a_text(tmp_path: Path) -> None:
+    from edge.runtime.embed.memory import room_of, step_bytes
+
+    settings = {"local_attention": 6, "num_hidden_layers": 2, "global_attn_every_n_layers": 2}
+    folder = tiny_embedder(tmp_path / "tiny", "modernbert", max_position_embeddings=4096, **settings)
+    bundle = edge.export(folder, tmp_path / "m.edge", check=False)
+    assert bundle.manifest.graph("embedder").scores
+    heads, length = bundle.manifest.dims.num_heads, 4096
+    assert step_bytes(bundle, length, length) > heads * length**2 * 4
+    assert room_of(bundle, "200MB", None, 0).context < length == room_of(bundle, "4GB", None, 0).context
