@@ -4,7 +4,7 @@ a prompt next to an attention model's of as many weights.
     python benchmarks/recurrent.py --model qwen3.5-0.8b --work DIR --llama-bench PATH --torch
 
 The weights are written once, as a GGUF file in Q8_0 with llama.cpp's names, with which all but PyTorch compute as it
-is. DIR keeps it and its bundle. docs/lab/benchmarks.md says more.
+is. DIR keeps it and its bundle.
 """
 
 from __future__ import annotations
