@@ -52,8 +52,8 @@ MESSAGES = {
     "AttributeProto": {
         "name": (1, "string"),
         "f": (2, "float"),
-        "i": (3, "int64"),
         "s": (4, "bytes"),
+        "i": (3, "int64"),
         "t": (5, "TensorProto"),
         "g": (6, "GraphProto"),
         "type": (20, "int64"),

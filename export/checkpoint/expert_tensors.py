@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.export.checkpoint.model_config import refuse_leftovers
 from edge.export.checkpoint.stored import Stored, Tensor
-from edge.export.facts.experts import OF_EXPERT, STACKED, WHOLE, name_of
+from edge.export.facts.experts import OF_EXPERT, STACKED, WHOLE, expert_name
 from edge.export.graph.families import find_family
 
 
@@ -33,7 +33,7 @@ def one_by_one(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         members = STACKED[match[2]]
         for i, expert in enumerate(tensor.tensor):
             for member, part in zip(members, expert.tensor_split(len(members)), strict=True):
-                made[name_of(match[1], i, member)] = dataclasses.replace(tensor, tensor=part)
+                made[expert_name(match[1], i, member)] = dataclasses.replace(tensor, tensor=part)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import TokenizerFiles, finite
+from edge.export.facts.experts import EXPERT_PROJECTIONS, OF_EXPERT, expert_name
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
 from edge.export.facts.pooling import Pooling
@@ -38,6 +40,7 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F32: np.float32,
     GGMLQuantizationType.F16: np.float16,
 }
+_EXPERTS = re.compile(rf"(.+)\.experts\.({'|'.join(EXPERT_PROJECTIONS)})\.weight")  # all of a layer in one tensor
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
 _CONVERTED = 2048  # bytes of a row that convert fastest
@@ -137,7 +140,7 @@ class GGUFCheckpoint:
         source = self._sources[name]
         info = self.header.tensors[source]
         moved = self._moved(name)
-        if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2:
+        if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2 or OF_EXPERT.fullmatch(name):
             return None
         if moved.rows is not None or moved.columns is not None:
             return None
@@ -154,9 +157,15 @@ class GGUFCheckpoint:
         """Name the matrices of tensors that are several."""
         for name, source in [*self._sources.items()]:
             shape = self.header.tensors[source].shape
-            if name.removesuffix(".weight") in self._gguf.stacked.values() and len(shape) == 3:
-                del self._sources[name]
+            if len(shape) != 3:
+                continue
+            parts: dict[str, int] = {}
+            if name.removesuffix(".weight") in self._gguf.stacked.values():
                 parts = {name.replace(".weight", f".{i}.weight"): i for i in range(shape[0])}
+            elif match := _EXPERTS.fullmatch(name):
+                parts = {expert_name(match[1], i, match[2]): i for i in range(shape[0])}
+            if parts:
+                del self._sources[name]
                 self._sources |= dict.fromkeys(parts, source)
                 self._parts |= parts
 

@@ -32,6 +32,8 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")},
 }
 MODEL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -62,10 +64,10 @@ def family_of(header: GGUFHeader) -> tuple[str, Family, GGUF]:
         raise CheckpointError(
             f"{header.path} holds the architecture {name!r}; known in GGUF files are: {', '.join(sorted(known))}."
         )
-    if header.value(f"{name}.expert_count", int):
-        raise CheckpointError(f"{header.path} holds a mixture of experts, which has no graph here.")
     family: Family = known[name].load().FAMILY
     assert family.gguf is not None
+    if header.value(f"{name}.expert_count", int) and not family.gguf.experts:
+        raise CheckpointError(f"{header.path} holds a mixture of experts, which has no graph here.")
     return known[name].name, family, family.gguf
 
 

@@ -44,7 +44,7 @@ class Experts:
         return found
 
 
-def name_of(block: str, expert: int, projection: str) -> str:
+def expert_name(block: str, expert: int, projection: str) -> str:
     """The name of an expert's matrix. block: that of all experts, as `model.layers.0.mlp`."""
     return f"{block}.experts.{expert}.{projection}.weight"
 

@@ -215,7 +215,7 @@ class GGUF:
     differ from Llama's. bare: of those of them that are no module's weight. stacked: of the model's, where they differ;
     those of three dimensions are the weights of several modules. unread: tensors of a configuration that files have and
     nothing reads. permuted: llama.cpp's converter interleaves the rows of q and k. changes: makes, of a configuration,
-    those of other tensors by their names in transformers.
+    those of other tensors by their names in transformers. experts: files may have some.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
@@ -225,6 +225,7 @@ class GGUF:
     unread: Callable[[Any], Iterable[str]] = lambda config: ()
     permuted: bool = False
     changes: Callable[[Any], Mapping[str, Change]] = lambda config: {}
+    experts: bool = False
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,17 @@ def in_halves(weight: Weight, heads: int) -> Weight:
     return _in_order(weight, halves(shape_of(weight)[0], heads))
 
 
+def in_blocks(weight: Weight, size: int | None) -> Weight:
+    """A matrix of integers with the same values in smaller blocks; others, and those that these do not divide, as they
+    are."""
+    if not isinstance(weight, QTensor) or size is None or weight.block_size % size or weight.block_size == size:
+        return weight
+    more, blocks = weight.block_size // size, -(-weight.q.shape[1] // size)
+    zeros = None if weight.zero_points is None else weight.zero_points.repeat(more, 1)[:, :blocks]
+    scales = weight.scales.repeat(more, 1)[:, :blocks]
+    return dataclasses.replace(weight, block_size=size, scales=scales, zero_points=zeros)
+
+
 def in_turns(parts: Sequence[Weight]) -> Weight:
     """Matrices of one format and size as one: first the first row of each, then the second of each, and so on."""
     rows = shape_of(parts[0])[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.facts.experts import DOWN, GATE, UP, Experts, name_of
+from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, UP, Experts, expert_name
 from edge.export.graph.blocks import scaled
 from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.weights import StoredBlocks, StoredFloat, Weights, parameter, view
@@ -20,16 +20,16 @@ SILU = ("silu", "swish")  # transformers' names of the activation that operators
 
 class ExpertMatrix(nn.Module):
     """A matrix of each expert, in one tensor: [E, rows, columns]. members: of the checkpoint, whose rows stand in
-    turns.
+    turns. size: of blocks of integers.
 
     Raises:
         ExportError: the experts' matrices are not all of one format.
     """
 
-    def __init__(self, weights: Weights, block: str, count: int, members: Sequence[str]):
+    def __init__(self, weights: Weights, block: str, count: int, members: Sequence[str], size: int | None):
         super().__init__()
-        names = [[name_of(block, i, member) for member in members] for i in range(count)]
-        stored = weights.in_turns(names, f"{block}.experts.{'_'.join(members)}", "experts")
+        names = [[expert_name(block, i, member) for member in members] for i in range(count)]
+        stored = weights.in_turns(names, f"{block}.experts.{'_'.join(members)}", "experts", size)
         if not isinstance(stored, StoredBlocks | StoredFloat):
             raise ExportError(f"The experts of {block} cannot be stored in {type(stored).__name__.lower()}.")
         self.stored, self.rows, self.columns = stored, stored.rows // count, stored.columns
@@ -62,8 +62,10 @@ class MixtureOfExperts(nn.Module):
         self.router = weights.vector([f"{name}.{sizes.router}.weight"], f"{name}.{sizes.router}.weight", "router")
         bias = None if sizes.bias is None else f"{name}.{sizes.bias}"
         self.bias = None if bias is None else weights.vector([bias], bias, "router")
-        self.gate_up = ExpertMatrix(weights, name, sizes.count, (GATE, UP))
-        self.down = ExpertMatrix(weights, name, sizes.count, (DOWN,))
+        # One size for both: the operator takes no other.
+        size = weights.finest_block([expert_name(name, 0, member) for member in EXPERT_PROJECTIONS])
+        self.gate_up = ExpertMatrix(weights, name, sizes.count, (GATE, UP), size)
+        self.down = ExpertMatrix(weights, name, sizes.count, (DOWN,), size)
 
     def forward(self, op: Lowering, x: Value) -> Value:
         """Compute [B, S, H] from [B, S, H]."""

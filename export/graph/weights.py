@@ -23,6 +23,7 @@ from edge.export.facts.tensors import (
     RowsTensor,
     Weight,
     halves,
+    in_blocks,
     in_halves,
     in_turns,
     shape_of,
@@ -141,20 +142,25 @@ class Weights:
             return [self._store(stored_as, stack_rows(parts), group)]
         return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
 
-    def in_turns(self, names: Sequence[Sequence[str]], stored_as: str, group: str) -> Stored:
-        """Store matrices as one, in which the rows of those of each list stand in turns.
+    def finest_block(self, names: Sequence[str]) -> int | None:
+        """The smallest block of these matrices; None where one has none."""
+        blocks = [part.block_size if isinstance(part, QTensor) else 0 for part in map(self._matrix, names)]
+        return min(blocks) or None
 
-        Raises:
-            ExportError: they are not all of one format.
-        """
+    def in_turns(self, names: Sequence[Sequence[str]], stored_as: str, group: str, block: int | None = None) -> Stored:
+        """Store matrices as one, in which the rows of those of each list stand in turns. block: of integers, which may
+        be smaller than they are in. ExportError if they are not all of one format."""
         if stored_as in self._stored:
             return self._stored[stored_as]
-        parts = [in_turns([self._matrix(name) for name in together]) for together in names]
-        if len({_format(part) for part in parts}) > 1:
-            raise ExportError(
-                f"The matrices that {stored_as} is made of are stored in several formats, which no operator computes "
-                "together; choose --weights int8 or int4."
-            )
+        parts, formats = list[Weight](), set[tuple[Any, ...]]()
+        for together in names:
+            matrices = [in_blocks(self._matrix(name), block) for name in together]
+            formats.update(map(_format, matrices))
+            if len(formats) > 1:
+                raise ExportError(
+                    f"{stored_as} is of several formats, which no operator computes; choose --weights int8."
+                )
+            parts.append(in_turns(matrices))
         return self._store(stored_as, stack_rows(parts), group)
 
     def matrix(self, name: str, group: str) -> Stored:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.facts.experts import STACKED, WHOLE, name_of, parameter_of
+from edge.export.facts.experts import STACKED, WHOLE, expert_name, parameter_of
 from edge.export.facts.progress import Progress
 from edge.runtime.check.perplexity import LogitsSource, pieces
 
@@ -114,7 +114,7 @@ def _of_experts(checkpoint: Checkpoint, parameter: str, shape: tuple[int, ...]) 
     block, members = match[1], STACKED[match[2]]
     values = np.empty(shape, np.float32)
     for i, rows in enumerate(values):
-        np.concatenate([checkpoint.read(name_of(block, i, member)) for member in members], out=rows)
+        np.concatenate([checkpoint.read(expert_name(block, i, member)) for member in members], out=rows)
     return values
 
 

@@ -25,7 +25,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   const ort::Operator* const of_floats[] = {
       kProductOperator,      kNormOperator,      kAttentionOperator, kMultiHeadOperator,
       kPositionBiasOperator, kLikeliestOperator, kLargestOperator,   kChainOperator,     kGgufRowsOperator,
-      kLinearAttentionOperator, kConvolutionOperator, nullptr};
+      kLinearAttentionOperator, kConvolutionOperator, kExpertsOperator, kScoresOperator, nullptr};
   const ort::Operator* const of_bytes[] = {kBytesAttentionOperator, nullptr};
   const struct {
     const char* name;
@@ -56,6 +56,9 @@ EDGE_EXPORT int edge_largest_head() { return kLargestHead; }
 
 // The most rows of a state of linear attention. A library without this function has no operators over states.
 EDGE_EXPORT int edge_most_state_rows() { return kMostStateRows; }
+
+// Whether there are the operators QMoE and FusedMatMul. A library without this function has neither.
+EDGE_EXPORT int edge_experts() { return 1; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

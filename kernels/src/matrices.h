@@ -34,6 +34,7 @@ class Matrix {
   bool floats = false;    // whether it asks for rows that are not
   bool sixteens = false;  // whether it asks for sums of every 16
   size_t bytes = 0;       // of its integers
+  size_t panel_bytes() const { return bytes / ((columns + kPanel - 1) / kPanel); }
 };
 
 // One of onnxruntime's MatMulNBits. bias: [panels, kPanel], or null.

@@ -188,5 +188,7 @@ extern const Operator* const kChainOperator;
 extern const Operator* const kGgufRowsOperator;
 extern const Operator* const kLinearAttentionOperator;
 extern const Operator* const kConvolutionOperator;
+extern const Operator* const kExpertsOperator;
+extern const Operator* const kScoresOperator;
 
 }  // namespace edge

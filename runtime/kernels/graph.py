@@ -32,6 +32,8 @@ from edge.runtime.kernels.library import (
     find_kernels,
     without_kernels,
 )
+from edge.runtime.kernels.mixtures import EXPERTS, matrices_of, take_scores
+from edge.runtime.kernels.mixtures import make_ours as make_experts_ours
 from edge.runtime.kernels.nodes import (
     BY_TEXTS,
     PRODUCT,
@@ -117,9 +119,9 @@ def kernel_graph(
         if not products and not of_gguf:
             return None
         if products:
-            wanted = [matrix for _, matrix in products]
+            wanted = [matrix for _, own in products for matrix in own.values()]
             packed = packed_weights(bundle, kernels, wanted, lambda: chain(wanted, _of_all_graphs(bundle, kernels)))
-            _take(model.graph, products, packed, read)
+            _take(products, packed, read)
             files.append(packed.file)
         _drop_unread(model.graph)
         _take_operators(model.graph, layers_of(bundle.manifest), units, kernels)
@@ -200,6 +202,8 @@ def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None, kern
     """Let the operators of a graph whose products are ours be ours, too, as far as our kernels compute them."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for each in graphs(graph):
+        if any((node.op_type, node.domain) == (EXPERTS, DOMAIN) for node in each.node):
+            take_scores(each, stored)
         take_attention(each, layers, kernels.attention)
         take_neighbours(each, stored)
         take_norms(each, stored)
@@ -235,8 +239,8 @@ def _in_units(
     """The same of a graph's file, which is read once while nobody changes it. spans: the parts and layers of units."""
     units = Units(tuple(Segment(part, [*own]) for part, own in spans))
     graph = parse_graph(path).graph
-    for node, _ in _find(graph, kernels):
-        _make_ours(node)
+    for node, matrices in _find(graph, kernels):
+        _make_ours(node, matrices)
     for node, _ in find_gguf(graph):
         make_ours(node)
     _take_operators(graph, [*layers], units, kernels)
@@ -268,7 +272,7 @@ def _attends_to_bytes(path: Path, changed: tuple[int, ...], layers: tuple[KVLaye
     graph = parse_graph(path).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     # Else onnxruntime's kernels run the whole graph.
-    ours = any(node.domain == GGUF_DOMAIN or _matrix(node, stored, kernels) for node in graph.node)
+    ours = any(node.domain == GGUF_DOMAIN or _matrices(node, stored, kernels) for node in graph.node)
     return ours and takes_bytes(graph, layers, kernels.attention)
 
 
@@ -276,17 +280,28 @@ def _of_all_graphs(bundle: Bundle, kernels: Kernels) -> Iterator[Matrix]:
     for graph in bundle.manifest.graphs:
         try:
             model = read_graph(bundle.path(graph.path), bundle.root, sizes_of(bundle))
-            yield from [matrix for _, matrix in _find(model.graph, kernels)]
+            yield from [matrix for _, own in _find(model.graph, kernels) for matrix in own.values()]
         except (BundleError, *STRANGE):
             continue  # whoever opens it says why
 
 
-def _find(graph: Any, kernels: Kernels) -> list[tuple[Any, Matrix]]:
-    """The products that our kernels compute, and their matrices. int8 products are changed to products of ours."""
+def _find(graph: Any, kernels: Kernels) -> list[tuple[Any, dict[str, Matrix]]]:
+    """The products that our kernels compute, and their matrices, by what the names of their attributes begin with. int8
+    products are changed to products of ours."""
     take_rows(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
     nodes = (node for each in graphs(graph) for node in each.node)
-    return [(node, matrix) for node in nodes if (matrix := _matrix(node, stored, kernels)) is not None]
+    return [(node, matrices) for node in nodes if (matrices := _matrices(node, stored, kernels))]
+
+
+def _matrices(node: Any, stored: dict[str, Any], kernels: Kernels) -> dict[str, Matrix]:
+    """The matrices of a node, where our kernels compute it; else none."""
+    if (node.op_type, node.domain) == (EXPERTS, THEIRS) and kernels.experts:
+        found = matrices_of(node, stored, _start)
+        fit = all(each.block in BLOCKS and kernels.packed_bytes(layout_of(each)) for each in found.values())
+        return found if fit else {}
+    matrix = _matrix(node, stored, kernels)
+    return {} if matrix is None else {"": matrix}
 
 
 def _matrix(node: Any, stored: dict[str, Any], kernels: Kernels) -> Matrix | None:
@@ -328,20 +343,24 @@ def _start(tensor: Any, kind: int, sizes: list[int]) -> int | None:
     return int(where["offset"]) if where["location"] == WEIGHTS else None
 
 
-def _make_ours(product: Any) -> None:
+def _make_ours(product: Any, matrices: dict[str, Matrix]) -> None:
+    if product.op_type == EXPERTS:
+        make_experts_ours(product, matrices)
+        return
     product.domain = DOMAIN
     set_inputs(product, [product.input[0], "", "", "", "", *product.input[G_IDX + 1 :]])
 
 
-def _take(graph: Any, products: list[tuple[Any, Matrix]], packed: PackedWeights, read: list[NDArray[np.uint8]]) -> None:
+def _take(products: list[tuple[Any, dict[str, Matrix]]], packed: PackedWeights, read: list[NDArray[np.uint8]]) -> None:
     """Let products of a graph be ours; their packed matrices are added to those that are read."""
-    for node, matrix in products:
-        array, layout = packed.matrix(matrix)
-        node.attribute.add(name=MATRIX, i=len(read), type=INT)
-        read.append(array)
-        _make_ours(node)
-        node.attribute.add(name="half", i=int(layout.half), type=INT)
-        node.attribute.add(name="zero_points", i=int(layout.zero_points), type=INT)
+    for node, matrices in products:
+        _make_ours(node, matrices)
+        for prefix, matrix in matrices.items():
+            array, layout = packed.matrix(matrix)
+            facts = {MATRIX: len(read), "half": layout.half, "zero_points": layout.zero_points}
+            read.append(array)
+            for name, fact in facts.items():
+                node.attribute.add(name=f"{prefix}{name}", i=int(fact), type=INT)
 
 
 def _drop_unread(graph: Any) -> None:

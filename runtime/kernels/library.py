@@ -96,6 +96,12 @@ class Kernels:
         found = getattr(self.calls, "edge_most_state_rows", None)
         return 0 if found is None else int(found())
 
+    @property
+    def experts(self) -> bool:
+        """True if experts are computed, and what scores them. A library of this interface that does not say has no such
+        operators."""
+        return hasattr(self.calls, "edge_experts")
+
     def packed_bytes(self, layout: Layout) -> int:
         """Bytes of a matrix in the library's layout; 0 where it cannot have one."""
         size: int = self.calls.edge_packed_bytes(*_numbers(layout), int(layout.zero_points))

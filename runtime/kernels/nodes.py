@@ -49,7 +49,7 @@ BY_ROWS = {
     "GatherBlockQuantized", "GatherND", "Gelu", "Greater", "Identity", "If", "LayerNormalization", "LinearAttention",
     "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid",
     "SimplifiedLayerNormalization", "Size", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice",
-    "Softplus", "Split", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+    "Softmax", "Softplus", "Split", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
 }  # fmt: skip
 
 # The same of texts of one length, in graphs that make vectors.

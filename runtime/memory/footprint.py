@@ -20,7 +20,7 @@ from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
 from edge.runtime.kernels.graph import attends_to_bytes
-from edge.runtime.kernels.library import map_weights
+from edge.runtime.kernels.library import find_kernels, map_weights
 from edge.runtime.kernels.rows import UNIT
 from edge.runtime.limits import LASTING
 from edge.runtime.mapped_file import mapped_file, unchanged
@@ -29,7 +29,7 @@ from edge.runtime.providers import instructions
 MIB = 2**20
 FLOAT = 4  # bytes
 LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, instead of another one, or no longer
-EXPERTS = "experts"  # the group of matrices that onnxruntime packs, whatever kernels there are
+EXPERTS = "experts"  # the group of their matrices
 ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
 GGUF_FLOATS = ("F16", "BF16")  # methods of groups of floats that our kernels read from files
 
@@ -143,7 +143,9 @@ class MemoryModel:
         head = [groups["head"]] if "head" in groups else looked[:1]
         read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
         mapped = map_weights()
-        self._packed = sum(packed_bytes(group, mapped and group.name != EXPERTS) for group in read)
+        kernels = find_kernels()
+        ours = kernels is not None and kernels.experts  # else onnxruntime packs experts, whatever kernels there are
+        self._packed = sum(packed_bytes(group, mapped and (ours or group.name != EXPERTS)) for group in read)
         self._prefill = 0
         if manifest.prefill is not None:  # the second session packs the head too, and holds the rotation twice
             packed = [*manifest.prefill.groups, *head]

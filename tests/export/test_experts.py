@@ -21,9 +21,12 @@ from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.tune.network import Network
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.engine.engine import Engine
+from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
+from edge.runtime.memory.footprint import Demand, MemoryModel
 
 CONTEXT = 96
+KERNELS = find_kernels()
 TEXT = np.random.default_rng(5).integers(3, 300, 80)
 BASE = {
     "hidden_size": 64,
@@ -130,6 +133,15 @@ def test_a_text_has_the_same_logits_however_it_is_cut(bundle: Bundle) -> None:
         if engine.independent:
             assert np.array_equal(cut, whole)
         assert relative_error(cut, whole) < 1e-2  # activations in 8 bits, which a last bit may round otherwise
+
+
+@pytest.mark.skipif(KERNELS is None or not KERNELS.experts, reason="edge_kernels is not installed, or older")
+def test_with_our_kernels_rows_depend_on_nothing_else_and_experts_are_mapped(bundle: Bundle) -> None:
+    engine = open_engine(bundle, context=CONTEXT)
+    assert engine.independent
+    group = next(group for group in bundle.manifest.groups if group.name == "experts")
+    packed = MemoryModel(bundle).footprint(Demand(CONTEXT, 16)).kinds["packed weights"]
+    assert packed < group.bytes  # which the system may take back, expert by expert
 
 
 def test_answers_are_the_same_in_a_batch_with_drafts_and_again(bundle: Bundle) -> None:

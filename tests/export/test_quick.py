@@ -52,6 +52,7 @@ edge.export(sys.argv[1], sys.argv[2] + "4", weights="int4", effort="quick", max_
 print(json.dumps(said))
 """
 SLIDING = {"sliding_window": 16, "query_pre_attn_scalar": 32, "head_dim": 32, "tie_word_embeddings": True}
+WHOLE_BLOCKS = {"hidden_size": 192, "intermediate_size": 128}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": None, "head_dim": 32},
@@ -69,6 +70,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 32, "tie_word_embeddings": True},
     "hunyuan_v1_dense": {"head_dim": 32},
     "cohere2": {"sliding_window": 16, "logit_scale": 0.25, "tie_word_embeddings": True},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, **WHOLE_BLOCKS},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, **WHOLE_BLOCKS},
     "starcoder2": {"sliding_window": None},
     "stablelm": {"partial_rotary_factor": 0.5},
     "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},

@@ -6,10 +6,12 @@ from typing import Any
 
 from edge.errors import ExportError
 from edge.export.facts.experts import Experts
-from edge.export.facts.family import LlamaLike
+from edge.export.facts.family import GGUF, LlamaLike
+from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.llama_like import llama_like
 
 NAME = "olmoe"
+TRAITS = {"gguf": "olmoe"}
 
 
 def layers(config: Any) -> LlamaLike:
@@ -23,4 +25,14 @@ def layers(config: Any) -> LlamaLike:
     return LlamaLike(bias=config.attention_bias, qk_norm="all", experts=lambda layer: experts)
 
 
-FAMILY = llama_like(layers)
+def gguf(m: Metadata) -> dict[str, Any]:
+    return {
+        "rope_parameters": m.rope(),
+        "num_experts": m.size("expert_count"),
+        "num_experts_per_tok": m.size("expert_used_count"),
+        "norm_topk_prob": False,
+        "clip_qkv": None,
+    }
+
+
+FAMILY = llama_like(layers, gguf=GGUF(gguf, experts=True))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from edge.export.facts.experts import Experts
-from edge.export.facts.family import LlamaLike
+from edge.export.facts.family import GGUF, LlamaLike
+from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.llama_like import llama_like
 
 NAME = "qwen3_moe"
+TRAITS = {"gguf": "qwen3moe"}
 
 
 def layers(config: Any) -> LlamaLike:
@@ -26,4 +28,17 @@ def layers(config: Any) -> LlamaLike:
     return LlamaLike(bias=config.attention_bias, qk_norm="head", experts=of_layer)
 
 
-FAMILY = llama_like(layers)
+def gguf(m: Metadata) -> dict[str, Any]:
+    return {
+        "head_dim": m.head_dim,
+        "rope_parameters": m.rope(),
+        "num_local_experts": m.size("expert_count"),
+        "num_experts_per_tok": m.size("expert_used_count"),
+        "moe_intermediate_size": m.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # as llama.cpp computes all of them
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }
+
+
+FAMILY = llama_like(layers, gguf=GGUF(gguf, experts=True))
