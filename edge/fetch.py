@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from edge import catalog, pip
+from edge import catalog, onnx_model, pip
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
 from edge.download import Unavailable, download
 from edge.errors import CatalogError, on_one_line
@@ -213,6 +213,8 @@ def _hub_file(source: HubSource, *, again: bool = False) -> tuple[Path, bool]:
 def hub_files(names: Sequence[str]) -> list[str]:
     """Return the patterns of the files that a model's directory needs. names: of all files; empty if the hub does not
     list them."""
+    if onnx_model.is_of_onnx(names):
+        return [*HUB_FILES, onnx_model.GENAI, *map(glob.escape, onnx_model.wanted(names))]
     bins = bool(names) and not any(name.endswith(".safetensors") for name in names)
     return [*HUB_FILES, *(HUB_BIN_FILES if bins else [])]
 

@@ -10,6 +10,7 @@ from edge.catalog import Progress, Say
 from edge.errors import CheckpointError
 from edge.export.facts.checkpoint import Checkpoint
 from edge.home import expanded
+from edge.onnx_model import is_onnx_model
 from edge.registry import Registry
 
 FORMATS = Registry(__name__, "format of checkpoints")  # see `facts.checkpoint`
@@ -46,7 +47,7 @@ def _open_path(path: Path, say: Say | None, without: str, **about: str | None) -
 
     about: name, kind and licence, if they are known.
     """
-    reads = "folder" if path.is_dir() else "file"
+    reads = "onnx" if is_onnx_model(path) else "folder" if path.is_dir() else "file"
     fitting = [
         form
         for form in FORMATS.values()

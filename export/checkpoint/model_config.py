@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge.errors import CheckpointError, ExportError, on_one_line
+from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.config_fields import refuse_unknown_fields
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
     if config.model_type in FAMILIES:
         known = {field.name for field in fields(config)} | {*config.attribute_map, *config.attribute_map.values()}
         refuse_unknown_fields(stated, config.model_type, known, where)
-    return complete_config
+        return complete_config
+    return common_fields(complete_config)
 
 
 def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> None:
@@ -106,6 +107,42 @@ def _read(value: Any) -> Any:
     return float(stated) if len(value) == 1 and stated in ("Infinity", "-Infinity", "NaN") else _without(value)
 
 
+# Sizes of a decoder, by the names that most configurations have for them.
+COMMON = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+OTHER_NAMES = {  # where transformers' class says of none that it means the same
+    "max_position_embeddings": ("n_positions", "max_seq_len", "n_ctx", "seq_length"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+}
+
+
+def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of any type, with its sizes under their common names, too. Nothing is built of it."""
+    from transformers import CONFIG_MAPPING
+
+    kind = raw.get("model_type")
+    called: dict[str, str] = CONFIG_MAPPING[kind].attribute_map if kind in CONFIG_MAPPING else {}
+    found = dict(raw)
+    for name in COMMON:
+        others = (called.get(name, name), *OTHER_NAMES.get(name, ()))
+        value = next((raw[other] for other in (name, *others) if raw.get(other) is not None), None)
+        if not isinstance(value, int):  # there is none, or one for each layer
+            continue
+        if not 0 < value <= MAX_POSITIONS:
+            raise CheckpointError(f"config.json gives {name} as {str(value)[:80]}, which is no size of a decoder.")
+        found[name] = value
+    return found
+
+
+def is_traced(config: Mapping[str, Any]) -> bool:
+    """True for the configuration of a decoder that is traced: see `traced_types`."""
+    from edge.export.graph.families import traced_types
+
+    return config.get("model_type") in traced_types() and not config.get("is_encoder_decoder")
+
+
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the generation settings in an older config.json. `complete` omits them, as transformers 5 does."""
     from transformers import GenerationConfig
@@ -115,7 +152,7 @@ def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
 
 def skeleton(config: dict[str, Any], where: str) -> Any:
     """The transformers model that `config` describes, without values, or None where this project has no graph for the
-    family (it is refused later, with the list of known ones).
+    family: transformers loads it, or it is refused later, with the list of known ones.
 
     Raises:
         CheckpointError: transformers cannot build a model of these values.
@@ -123,11 +160,9 @@ def skeleton(config: dict[str, Any], where: str) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from edge.export.graph.families import find_family
+    from edge.export.graph.families import FAMILIES
 
-    try:
-        find_family(config["model_type"])
-    except ExportError:
+    if config["model_type"] not in FAMILIES:
         return None
     try:
         with _quiet_transformers(), torch.device("meta"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,8 @@ class Checkpoint(Protocol):
     """A Torch checkpoint, whatever it is stored in. Tensors are read one at a time and not kept.
 
     A format is a file of `edge.export.checkpoint`, whose `open_path` makes one of these and whose TRAITS say what it
-    `reads`, a "folder" or a "file", and by which file in a folder it is known, its `mark`.
+    `reads`, a "folder", a "file" or "onnx" (see `edge.onnx_model`), and by which file in a folder it is known, its
+    `mark`.
 
     Tensor names, shapes and row order are those of the transformers model that `config` describes, and `config`
     holds that model's whole configuration, defaults filled in (rope settings under ``rope_parameters``). Where
@@ -54,6 +55,7 @@ class Checkpoint(Protocol):
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
     files: Sequence[Path] = ()  # of a GGUF, in the order in which its tensors count them
+    onnx: Mapping[str, Path] | None = None  # of one that is a graph already: its files, by what their names end with
     pooling: Pooling | None = None  # of one that makes vectors of texts, or scores pairs
     notes: Sequence[str] = ()  # what a person should know of how it was read, in sentences
     config: dict[str, Any]

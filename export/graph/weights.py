@@ -110,7 +110,7 @@ class Weights:
         self._matrices = matrices
         self._writer = writer
         self._stored: dict[str, Stored] = {}
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, Tally] = {}
         self._counted: set[str] = set()  # the vectors among the tallies
         self._paired: dict[str, int] = {}
 
@@ -223,8 +223,8 @@ class Weights:
             values = changed.values
         return values[halves(len(values), self._paired[name])] if name in self._paired else values
 
-    def _tally(self, group: str) -> _Tally:
-        return self._tallies.setdefault(group, _Tally())
+    def _tally(self, group: str) -> Tally:
+        return self._tallies.setdefault(group, Tally())
 
     def _store_gguf(self, stored_as: str, names: Sequence[str], parts: Sequence[GgufTensor], group: str) -> Stored:
         if stored_as in self._stored:
@@ -370,7 +370,7 @@ class PrefillWeights(Weights):
         return self._decode.vector(names, stored_as, group, edit, zeros=zeros)
 
 
-class _Tally:
+class Tally:
     """Adds up one group's weights for the manifest."""
 
     def __init__(self) -> None:

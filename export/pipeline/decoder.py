@@ -81,27 +81,35 @@ def stage_decoder(plan: Plan, options: Options, writer: BundleWriter, say: Calla
         kv8 = None if survey is None else write_kv8(writer, survey.largest, sum(map(len, survey.method.texts)))
         say_what_changed(checkpoint, recording, say)
         del quantized, recording, eights, survey, given
-        writer.write_file(TOKENIZER, compact(tokenizer))
-        writer.flush()
-        release_freed()
-        special = special_tokens(checkpoint.tokenizer)
-        marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
-        # For hosts without jinja2, which read no weights that stay in a GGUF file; finding it takes a second or two.
-        plain = None if template is None or request.in_place else chat_format(template, special, marks)
-        settings = chat_settings(checkpoint, say)
-        for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
-            if sentence is not None:
-                say(sentence)
-        manifest = dataclasses.replace(common, chat_format=plain, generation=settings, thinking=marks)
-        prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
-        bundle = Bundle(writer.staging, manifest)
-        text = Text(bundle)
-        staged = StagedDecoder(
-            _with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8
-        )
+        manifest, golden = with_text(plan, common, tokenizer, writer, say)
+        staged = StagedDecoder(manifest, recorded, windows, golden, kv8)
         if packing is not None:
             packing.wait(options.report)
         return staged
+
+
+def with_text(
+    plan: Plan, common: Manifest, tokenizer: str, writer: BundleWriter, say: Callable[[str], None]
+) -> tuple[Manifest, list[GoldenInput]]:
+    """Write the tokenizer. Returns the manifest with what it says of texts and chats, and the prompts of golden
+    answers."""
+    request, checkpoint, template = plan.request, plan.checkpoint, common.chat_template
+    writer.write_file(TOKENIZER, compact(tokenizer))
+    writer.flush()
+    release_freed()
+    special = special_tokens(checkpoint.tokenizer)
+    marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
+    # For hosts without jinja2, which read no weights that stay in a GGUF file; finding it takes a second or two.
+    plain = None if template is None or request.in_place else chat_format(template, special, marks)
+    settings = chat_settings(checkpoint, say)
+    for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
+        if sentence is not None:
+            say(sentence)
+    manifest = dataclasses.replace(common, chat_format=plain, generation=settings, thinking=marks)
+    bundle = Bundle(writer.staging, manifest)
+    text = Text(bundle)
+    prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS
+    return _with_end(manifest, text, say), golden_inputs(bundle, text, prompts, say)
 
 
 def _external(checkpoint: Checkpoint) -> list[ExternalFile]:

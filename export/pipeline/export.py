@@ -11,6 +11,7 @@ from typing import Any
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError
 from edge.export.facts.progress import Progress
+from edge.export.graph.families import FAMILIES
 from edge.export.request.choices import Named, described_default
 from edge.export.request.export_request import ExportRequest
 from edge.export.request.forecast import forecast
@@ -29,7 +30,7 @@ def export_bundle(
     line(0, 0, "opening the checkpoint")
 
     def begin(model: Named) -> bool:
-        if (found := forecast(request, model)) is None:
+        if model.config.get("model_type") not in (None, *FAMILIES) or (found := forecast(request, model)) is None:
             return False
         sentence, stages = found
         line.begin(stages)

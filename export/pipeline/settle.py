@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
+from edge.export.checkpoint.model_config import is_traced
 from edge.export.facts.checkpoint import Checkpoint
 from edge.export.pipeline.routers import Routers, read_routers
-from edge.export.quantize import METHODS
-from edge.export.request.choices import Choices, choose, described
+from edge.export.quantize import METHODS, check_block_size
+from edge.export.request.choices import Choices, choose, context_of, count_weights, described
 from edge.export.request.export_request import ExportRequest
 
 if TYPE_CHECKING:
     from edge.export.targets.kind import Wanted
 
+ONNX = "onnx"  # the weights of a ready ONNX model
+TRACED_WEIGHTS = ("int8", "int4", "fp32")
+
 
 @dataclass(frozen=True)
 class Plan:
     """The plan of an export. chosen: of the request, with defaults. name: the model's, in the manifest. routers: those
-    of the checkpoint. target: a device whose graphs are written as well."""
+    of the checkpoint. target: a device whose graphs are written as well. traced: transformers makes its graph."""
 
     request: ExportRequest
     checkpoint: Checkpoint
@@ -29,6 +33,7 @@ class Plan:
     chosen: Choices
     routers: Routers | None
     target: Wanted | None
+    traced: bool = False
 
     @property
     def keeps_blocks(self) -> bool:
@@ -39,6 +44,10 @@ class Plan:
 def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
     """Return the plan of an export. Refuses a request that the checkpoint cannot fulfil, as far as its configuration
     tells."""
+    if checkpoint.onnx is not None:
+        return _settle_ready(request, checkpoint, say)
+    if is_traced(checkpoint.config):
+        return _settle_traced(request, checkpoint, say)
     if checkpoint.embeds:
         _refuse_others(request, checkpoint.name)
     routers = read_routers(checkpoint)
@@ -67,6 +76,58 @@ def settle(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], 
     return Plan(request, checkpoint, name, chosen, routers, target)
 
 
+def _settle_ready(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
+    """The plan of a bundle of a ready ONNX model, whose weights stay as they are."""
+    _refuse_given(_of_families(request), f"{checkpoint.name} is an ONNX graph already", "of known families")
+    name = request.name or Path(checkpoint.name).name
+    chosen = Choices(ONNX, None, context_of(checkpoint, request.max_context))
+    licence = checkpoint.licence or "no licence stated"
+    say(
+        f"{checkpoint.name} ({checkpoint.kind}, {licence}): a ready ONNX model, whose graph and weights stay as they "
+        "are; slower than a known family's, and without skipping, tuning and other targets than the CPU."
+    )
+    return Plan(request, checkpoint, name, chosen, None, None)
+
+
+def _settle_traced(request: ExportRequest, checkpoint: Checkpoint, say: Callable[[str], None]) -> Plan:
+    """The plan of a bundle of a model that is traced."""
+    kind = str(checkpoint.config["model_type"])
+    why = f"Models of the type {kind!r} are traced"
+    _refuse_given({name: value for name, value in _of_families(request).items() if name != "--block-size"}, why,
+                  "of known families")  # fmt: skip
+    weights = request.weights or "int8"
+    if any(checkpoint.config.get(key) for key in ("quantization_config", "compression_config")):
+        raise InputError(f"{why} from floats, and the weights of {checkpoint.name} are quantized.")
+    if weights not in TRACED_WEIGHTS:
+        raise InputError(f"{why}, to --weights {', '.join(TRACED_WEIGHTS)}, and not {weights}.")
+    check_block_size(request.block_size, weights)
+    licence, name = checkpoint.licence or "no licence stated", request.name or Path(checkpoint.name).name
+    say(
+        f"{checkpoint.name} ({checkpoint.kind}, {licence}): {kind!r} is no family with a graph here, so transformers' "
+        f"exporter traces it, which takes up to minutes and float32 in memory; {count_weights(checkpoint):,} weights, "
+        f"to {weights}. It is slower than a known family's, and without skipping, tuning and other targets than the "
+        "CPU."
+    )
+    chosen = Choices(weights, request.block_size, context_of(checkpoint, request.max_context))
+    return Plan(request, checkpoint, name, chosen, None, None, traced=True)
+
+
+def _of_families(request: ExportRequest) -> dict[str, Any]:
+    """The options that only models of known families have."""
+    return {
+        "--encoder-weights": request.encoder_weights,
+        "--decoder-weights": request.decoder_weights,
+        "--prefill-weights": request.prefill_weights == "int8",
+        "--block-size": request.block_size,
+        "--symmetric": request.symmetric,
+        "--bits, --size and --perplexity": request.limited,
+        "--draft-text": request.draft_text,
+        "--segments": request.segments,
+        "--calibration": request.calibration,
+        "--target": request.target,
+    }
+
+
 def _refuse_others(request: ExportRequest, name: str) -> None:
     """Raise InputError for options of models that answer."""
     given = {
@@ -80,6 +141,11 @@ def _refuse_others(request: ExportRequest, name: str) -> None:
         "--calibration": request.calibration,
         "--target": request.target,
     }
+    _refuse_given(given, f"{name} answers nothing", "that do")
+
+
+def _refuse_given(given: dict[str, Any], why: str, others: str) -> None:
+    """Raise InputError for an option that is only for models `others`."""
     for option, value in given.items():
         if value:
-            raise InputError(f"{name} answers nothing; {option} is for models that do.")
+            raise InputError(f"{why}; {option} is for models {others}.")

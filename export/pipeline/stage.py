@@ -20,6 +20,14 @@ from edge.export.request.memory import DRAFTS, Request, leave_out
 
 def stage(plan: Plan, writer: BundleWriter, progress: Progress, say: Callable[[str], None]) -> Staged:
     """Write all that needs the checkpoint."""
+    if plan.checkpoint.onnx is not None:
+        from edge.export.pipeline.ready import stage_ready
+
+        return Staged(stage_ready(plan, writer, progress, say), None)
+    if plan.traced:
+        from edge.export.pipeline.traced import stage_traced
+
+        return Staged(stage_traced(plan, writer, progress, say), None)
     if plan.checkpoint.pooling is not None:
         return _embedder(plan, writer, progress, say)
     both = bool(plan.checkpoint.config.get("is_encoder_decoder"))

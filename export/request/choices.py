@@ -99,7 +99,7 @@ def choose(
     if block_size is None and chosen == defaults.get("weights"):
         block_size = defaults.get("block_size")
     return Choices(
-        chosen, block_size, _context(checkpoint, defaults.get("max_context") if max_context is None else max_context)
+        chosen, block_size, context_of(checkpoint, defaults.get("max_context") if max_context is None else max_context)
     )
 
 
@@ -230,8 +230,8 @@ def _rotary(checkpoint: Checkpoint, context: int) -> int:
     return int(4 * types * (context + short) * head)
 
 
-def _context(checkpoint: Checkpoint, asked: int | None) -> int:
-    """Return the bundle's context: as asked for, within the model's; default: the model's, up to MAX_CONTEXT."""
+def context_of(checkpoint: Checkpoint, asked: int | None) -> int:
+    """Return a bundle's context: as asked for, within the model's; default: the model's, up to MAX_CONTEXT."""
     pooling = checkpoint.pooling
     stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
     most = int(next((s for s in stated if s), MAX_CONTEXT))

@@ -92,7 +92,9 @@ def _in_folder(root: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
     config = json.loads((root / "config.json").read_text(encoding="utf-8"))
     if is_adapter(root) or any(config.get(key) for key in QUANTIZED):
         return
-    kind = config.get("model_type")
+    kind, text = config.get("model_type"), config.get("text_config")
+    if FAMILIES.keys().isdisjoint([kind, text.get("model_type") if isinstance(text, dict) else None]):
+        return  # it is traced
     if (root / MODULES).is_file() or (kind in FAMILIES and FAMILIES[kind].traits.get("embeds")):
         return
     files = ["model.safetensors"]

@@ -13,6 +13,7 @@ from edge.adapter import is_adapter
 from edge.bundle import Bundle, BundleWriter, open_bundle
 from edge.errors import BundleError, ExportError, InterruptedExport
 from edge.manifest import Manifest
+from edge.onnx_model import GENAI, SUFFIX
 
 if TYPE_CHECKING:
     from edge.cli.run.contents import Contents
@@ -59,7 +60,8 @@ def is_model(path: Path) -> bool:
     """True if a model that can be exported is at a path. BundleError if the path cannot be read."""
     try:
         there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
-        return there and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
+        known = there and (path.suffix in (".gguf", SUFFIX) or (path / "config.json").is_file() or is_adapter(path))
+        return known or (there and (path / GENAI).is_file())
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
 

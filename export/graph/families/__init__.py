@@ -7,6 +7,7 @@ GGUF files call it, and `tokenizer`, transformers' name for the tokenizer of a c
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,17 @@ def known_families() -> list[str]:
     return sorted({entry.module.rpartition(".")[2] for entry in FAMILIES.values()})
 
 
+def traced_types() -> set[str]:
+    """The types of decoders that transformers knows and no family's file describes, which its exporter traces; none
+    where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return set()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    # A checkpoint that reads images, too, is one of its text part's type.
+    return {kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if FAMILIES.keys().isdisjoint({kind, f"{kind}_text"})}
+
+
 def find_family(model_type: str) -> tuple[str, Family]:
     """The family that builds models of `model_type`: its name and its facts.
 
@@ -31,7 +43,9 @@ def find_family(model_type: str) -> tuple[str, Family]:
     """
     if model_type not in FAMILIES:
         raise ExportError(
-            f"Models of the type {model_type!r} cannot be exported; known families are: {', '.join(known_families())}."
+            f"Models of the type {model_type!r} cannot be exported; known families are: {', '.join(known_families())}; "
+            "other decoders are traced where transformers knows them, and code that comes with a checkpoint is never "
+            "run."
         )
     entry = FAMILIES[model_type]
     family: Family = entry.load().FAMILY
