@@ -1,4 +1,5 @@
-"""`edge models`: the catalog, and `edge models pull`, another name of `edge pull`."""
+"""`edge models`: the catalog; `edge models pull`, another name of `edge pull`; and `edge models families`, the ways
+that models of each type take."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ HELP = "List the catalog of models, or fetch one into the cache."
 
 def add_arguments(parser: Parser) -> None:
     fetched = "fetch the model of this name into the cache, verify it, and print its path"
-    parser.add_argument("pull", metavar="pull NAME", nargs="*", help=fetched)
+    listed = "list which models can be exported, and how"
+    parser.add_argument("pull", metavar="pull NAME | families", nargs="*", help=f"{fetched}; families: {listed}")
     add = parser.options()
-    add_json(add, "the catalog as a JSON list")
+    add_json(add, "the catalog, or the families, as a JSON list")
     add("--accept-license", "with pull: accept the model's terms, which is remembered")
 
 
@@ -47,11 +49,37 @@ def command(args: argparse.Namespace) -> None:
         else:
             _show(catalog.entries())
         return
+    if args.pull == ["families"]:
+        show_families(as_json=args.json)
+        return
     if args.json:
         raise InputError("--json prints the catalog; leave it out, or the command.")
     if args.pull[0] != "pull" or len(args.pull) != 2:
-        raise InputError(f"edge models takes pull NAME, not {' '.join(args.pull)!r}; see edge models --help.")
+        raise InputError(
+            f"edge models takes pull NAME or families, not {' '.join(args.pull)!r}; see edge models --help."
+        )
     pull(args.pull[1], accept_license=args.accept_license)
+
+
+def show_families(*, as_json: bool) -> None:
+    """List the types of models that can be exported, and the way that each takes."""
+    from edge.export.request.roads import READY, ROADS, TRACED, roads
+
+    found = roads()
+    if as_json:
+        print_json([vars(road) for road in found])
+        return
+    rows = table("", "model_type", "Way", "GGUF", text=("model_type", "Way", "GGUF"), compact=True)
+    for road in found:
+        if road.road not in (TRACED, READY):
+            rows.add_row(road.model_type, road.road, road.gguf or "")
+    out = console(wrap=True)
+    out.print("", rows, "", sep="\n")
+    traced = [road.model_type for road in found if road.road == TRACED]
+    known = ", ".join(traced) if traced else "those that transformers knows, which is not installed here"
+    out.print(f"{TRACED}: {known}.")
+    for name, meaning in ROADS.items():
+        out.print(f"{name}: {meaning}")
 
 
 def summary(entry: Entry) -> dict[str, Any]:
