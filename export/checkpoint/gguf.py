@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
-from edge.export.facts.checkpoint import TokenizerFiles, finite
+from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
 from edge.export.facts.experts import EXPERT_PROJECTIONS, OF_EXPERT, expert_name
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
-from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor
 from edge.gguf_parts import name_of
 
@@ -46,17 +45,12 @@ FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 
-class GGUFCheckpoint:
+class GGUFCheckpoint(Checkpoint):
     """Reads one file, or all files that a model is split into.
 
     Raises:
         CheckpointError: not a whole GGUF file, or a model, tokenizer or tensor type that is not known here.
     """
-
-    path: Path | None = None
-    notes: Sequence[str] = ()
-    pooling: Pooling | None = None
-    embeds = False  # no file of a model for vectors is read
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self.header = open_gguf(path)
