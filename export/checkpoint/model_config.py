@@ -138,9 +138,12 @@ def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_traced(config: Mapping[str, Any]) -> bool:
     """True for the configuration of a decoder that is traced: see `traced_types`."""
-    from edge.export.graph.families import traced_types
+    from edge.export.graph.families import FAMILIES, traced_types
 
-    return config.get("model_type") in traced_types() and not config.get("is_encoder_decoder")
+    kind = config.get("model_type")
+    if kind in FAMILIES or config.get("is_encoder_decoder"):  # which is known without transformers
+        return False
+    return kind in traced_types()
 
 
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"] * 2,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "falcon_h1": {
+        **{"head_dim": 32, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
+        **{"mamba_d_state": 16, "mamba_rms_norm": True},
+    },
 }
 
 
