@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache, Rows
 from edge.runtime.engine.engine import Engine
-from edge.runtime.memory.limit import memory_limit
 from edge.runtime.memory.shares import Share
 
 LEAST = 16  # tokens that are worth being copied
@@ -77,6 +76,8 @@ class Prefixes:
     def limit(self) -> int:
         """Maximum bytes of keys and values; of texts beyond it those that were not used for longest are dropped."""
         if self._limit is None:
+            from edge.runtime.memory.limit import memory_limit  # which runs of one short prompt do without
+
             limit = min(MOST_BYTES, (memory_limit() or 0) // PART) if self._known else 0
             if self._most is not None:
                 limit = min(limit, self._engine.kv.bytes_per_token * self._engine.context)

@@ -32,10 +32,10 @@ from edge.runtime.kernels.library import (
     find_kernels,
     without_kernels,
 )
-from edge.runtime.kernels.mixtures import EXPERTS, matrices_of, take_scores
-from edge.runtime.kernels.mixtures import make_ours as make_experts_ours
 from edge.runtime.kernels.nodes import (
     BY_TEXTS,
+    EXPERTS,
+    OVER_STATES,
     PRODUCT,
     THEIRS,
     add_likeliest,
@@ -47,7 +47,6 @@ from edge.runtime.kernels.nodes import (
     take_position_bias,
     takes_bytes,
 )
-from edge.runtime.kernels.over_states import take_states
 from edge.runtime.kernels.packed import Matrix, PackedWeights, layout_of, packed_weights
 from edge.runtime.kernels.packed_file import described
 from edge.runtime.kernels.packed_gguf import GgufMatrix, Progress, packed_gguf
@@ -203,12 +202,17 @@ def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None, kern
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for each in graphs(graph):
         if any((node.op_type, node.domain) == (EXPERTS, DOMAIN) for node in each.node):
+            from edge.runtime.kernels.mixtures import take_scores
+
             take_scores(each, stored)
         take_attention(each, layers, kernels.attention)
         take_neighbours(each, stored)
         take_norms(each, stored)
         take_position_bias(each, stored)
-    take_states(graph, stored, kernels)
+    if any(node.op_type in OVER_STATES for node in graph.node):
+        from edge.runtime.kernels.over_states import take_states
+
+        take_states(graph, stored, kernels)
     take_largest(graph, stored)
     add_likeliest(graph)
     if units is not None:
@@ -297,6 +301,8 @@ def _find(graph: Any, kernels: Kernels) -> list[tuple[Any, dict[str, Matrix]]]:
 def _matrices(node: Any, stored: dict[str, Any], kernels: Kernels) -> dict[str, Matrix]:
     """The matrices of a node, where our kernels compute it; else none."""
     if (node.op_type, node.domain) == (EXPERTS, THEIRS) and kernels.experts:
+        from edge.runtime.kernels.mixtures import matrices_of
+
         found = matrices_of(node, stored, _start)
         fit = all(each.block in BLOCKS and kernels.packed_bytes(layout_of(each)) for each in found.values())
         return found if fit else {}
@@ -345,6 +351,8 @@ def _start(tensor: Any, kind: int, sizes: list[int]) -> int | None:
 
 def _make_ours(product: Any, matrices: dict[str, Matrix]) -> None:
     if product.op_type == EXPERTS:
+        from edge.runtime.kernels.mixtures import make_ours as make_experts_ours
+
         make_experts_ours(product, matrices)
         return
     product.domain = DOMAIN

@@ -14,7 +14,7 @@ from edge.runtime.kernels.library import DOMAIN
 from edge.runtime.kernels.packed import Matrix
 from edge.runtime.kernels.wires import INT, NUMBER, number, numbers, set_inputs
 
-EXPERTS, SCORES = "QMoE", "FusedMatMul"
+SCORES = "FusedMatMul"
 LANES = 16  # that rows, and channels within an expert, must be multiples of
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 INTERLEAVED = 1  # swiglu_fusion: the columns of gate and up stand in turns

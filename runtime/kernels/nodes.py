@@ -13,6 +13,8 @@ from edge.runtime.kernels.library import DOMAIN, INT8_DOMAIN, AttentionLimits
 from edge.runtime.kernels.wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
 
 THEIRS = "com.microsoft"
+EXPERTS = "QMoE"
+OVER_STATES = "LinearAttention", "CausalConvWithState"
 PRODUCT, ATTENTION, FULL = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
 POSITION_BIAS, LIKELIEST = "PositionBias", "Likeliest"
 LOGITS, BRANCHES = "logits", "attention_bias"  # an output of a decoder's graph; an input of one over branches

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from edge.runtime.kernels.library import DOMAIN, Kernels
-from edge.runtime.kernels.nodes import LANES, THEIRS
+from edge.runtime.kernels.nodes import LANES, OVER_STATES, THEIRS
 from edge.runtime.kernels.wires import INT, numbers
 
-LINEAR, CONVOLUTION = "LinearAttention", "CausalConvWithState"
+LINEAR, CONVOLUTION = OVER_STATES
 STATE = 3  # the input of both that is the state before the step
 MOST_TAPS = 16  # of a convolution
 # What their texts may be, and what our kernels read instead.

@@ -33,7 +33,7 @@ EXPERTS = "experts"  # the group of their matrices
 ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
 GGUF_FLOATS = ("F16", "BF16")  # methods of groups of floats that our kernels read from files
 
-IMPORTED = 26 * MIB  # after importing what `edge.load` needs
+IMPORTED = 26 * MIB + MIB // 4  # after importing what `edge.load` needs, the library of kernels included
 SLACK = 4 * MIB  # by which programs differ that do little else
 TO_LOAD = 2 * MIB  # more while sessions are made
 TO_RUN = MIB  # more that steps take, and a chat template

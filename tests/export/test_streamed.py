@@ -48,7 +48,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.4},
     "olmo2": {"model_type": "olmo2"},
     "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
-    "qwen3moe, a dense layer": {"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]},
+    "qwen3moe, a dense layer": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [1],
+    },
     "smollm3": {"model_type": "smollm3"},
     "ministral3": {"model_type": "ministral3"},
     "olmo3, windows": {"model_type": "olmo3", **MIXED, "sliding_window": 30},

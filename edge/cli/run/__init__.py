@@ -24,7 +24,6 @@ def command(args: argparse.Namespace) -> int:
     """Answer a prompt with a bundle, or with a model, of which a bundle is made first and kept in the cache. Text is
     streamed to standard output, one line of figures goes to standard error. Without a prompt, on a terminal: a chat
     that remembers its turns; /help shows what there is. Ctrl-C stops the answer."""
-    from edge.cli.answering import check_answers
     from edge.cli.run.parser import check_kind
     from edge.cli.run.source import open_source
     from edge.runtime.options import SPEECH, TEXT, kind_of
@@ -34,7 +33,10 @@ def command(args: argparse.Namespace) -> int:
 
         raise InputError(proposal())
     bundle = open_source(args.bundle)
-    check_answers(bundle)
+    if bundle.manifest.embedding is not None:
+        from edge.cli.answering import check_answers
+
+        check_answers(bundle)
     kind = kind_of(bundle.manifest)
     check_kind(kind, args)
     if kind == SPEECH:

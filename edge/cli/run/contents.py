@@ -22,7 +22,6 @@ from edge.bundle import SETTLED_NS, sha256_of
 from edge.errors import CheckpointError, EdgeError
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
-from edge.onnx_model import files_of, is_onnx_model, root_of
 
 # The ends of names in a model's folder that an export may read.
 READ = (".json", ".safetensors", ".bin", ".model", ".spm", ".txt", ".jinja", ".tiktoken", ".vocab", ".codes", ".md")
@@ -120,6 +119,8 @@ def _files(given: Path) -> list[Path]:
 
 def _own_files(given: Path) -> list[Path]:
     """Return the files of one model, by name. If a folder has weights in safetensors, its other weights are omitted."""
+    from edge.onnx_model import files_of, is_onnx_model, root_of
+
     if is_onnx_model(given):
         folder = given if given.is_dir() else root_of(given)
         return sorted({*files_of(given), *(file for file in folder.iterdir() if file.name.endswith(READ))})

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edge.adapter import is_adapter
-from edge.bundle import Bundle, BundleWriter, open_bundle
+from edge.bundle import MANIFEST, Bundle, BundleWriter, open_bundle
 from edge.errors import BundleError, ExportError, InterruptedExport
 from edge.manifest import Manifest
-from edge.onnx_model import GENAI, SUFFIX
 
 if TYPE_CHECKING:
     from edge.cli.run.contents import Contents
@@ -59,9 +58,15 @@ def _opened(given: str | Path) -> Bundle:
 def is_model(path: Path) -> bool:
     """True if a model that can be exported is at a path. BundleError if the path cannot be read."""
     try:
-        there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
-        known = there and (path.suffix in (".gguf", SUFFIX) or (path / "config.json").is_file() or is_adapter(path))
-        return known or (there and (path / GENAI).is_file())
+        if not os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
+            return False
+        if path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path):
+            return True
+        if (path / MANIFEST).is_file():  # a bundle
+            return False
+        from edge.onnx_model import GENAI, SUFFIX
+
+        return path.suffix == SUFFIX or (path / GENAI).is_file()
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
 
