@@ -139,12 +139,8 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
         InputError: as `load`, before anything is loaded.
     """
-    from edge.runtime.memory.process import private_bytes
-
     check_name(options.speculate)
-    bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    bundle = as_asked(bundle, options)
-    variant = choose(bundle, options, present=private_bytes())
+    bundle, variant = _chosen(path if isinstance(path, Bundle) else open_bundle(path), options)
 
     def opened() -> Engine:
         return make_engine(bundle, variant, options.provider, options.threads, options.strict)
@@ -162,15 +158,22 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
 def check_loads(bundle: Bundle, options: LoadOptions) -> None:
     """Raise what loading a bundle would raise, as far as its manifest, the options and this process's memory tell."""
-    from edge.runtime.memory.process import private_bytes
-
     if bundle.manifest.embedding is None:
         check_name(options.speculate)
-        choose(as_asked(bundle, options), options, present=private_bytes())
+        _chosen(bundle, options)
         return
     from edge.runtime.embed.memory import room_of
+    from edge.runtime.memory.process import private_bytes
 
     room_of(bundle, options.memory, options.context, private_bytes())
+
+
+def _chosen(bundle: Bundle, options: LoadOptions) -> tuple[Bundle, Variant]:
+    """A bundle, in units where these are asked for, and its variant for the options and for what this process takes."""
+    from edge.runtime.memory.process import private_bytes
+
+    bundle = as_asked(bundle, options)
+    return bundle, choose(bundle, options, present=private_bytes())
 
 
 def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: bool = False) -> Embedder | Reranker:

@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from edge.cli.arguments import Parser, add_field, add_fields, taken
+from edge.cli.arguments import Parser, add_fields, taken
+from edge.cli.of_embedders import add_machine, open_of_kind
 from edge.cli.texts import given_texts
-from edge.embedding_format import EMBEDDER, RERANKER
+from edge.embedding_format import EMBEDDER
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ NUMPY, JSON = ".npy", ".jsonl"
 
 def add_arguments(parser: Parser) -> None:
     from edge.runtime.embed.embed_options import EmbedOptions
-    from edge.runtime.load_options import LoadOptions
 
     model = "a bundle of a model for vectors, a model's folder or a name, as edge run takes them"
     parser.add_argument("model", metavar="MODEL", help=model)
@@ -41,10 +41,7 @@ def add_arguments(parser: Parser) -> None:
     add("-f/--file FILE", "a file with a text in each line; '-': standard input", Path)
     add("-o/--output FILE", "write vectors to FILE.npy or FILE.jsonl (default: JSON lines to standard output)", Path)
     add_fields(add, "vectors", EmbedOptions)
-    add = parser.options("machine")
-    for name in ("threads", "provider", "strict", "memory"):
-        add_field(add, LoadOptions, name)
-    add_field(add, LoadOptions, "context", "maximum tokens of a text (default: the bundle's)")
+    add_machine(parser, "maximum tokens of a text (default: the bundle's)")
 
 
 def command(args: argparse.Namespace) -> None:
@@ -55,20 +52,15 @@ def command(args: argparse.Namespace) -> None:
     A text that is longer than the model takes is refused, unless --truncate has it cut. A vector is the same whichever
     texts are next to it.
     """
-    from edge.cli.run.source import open_source
     from edge.runtime.embed.embed_options import EmbedOptions
     from edge.runtime.embed.embedder import Embedder
     from edge.runtime.load import open_embedder
     from edge.runtime.load_options import LoadOptions
-    from edge.runtime.options import kind_of
 
     texts = given_texts(args.texts, args.file)
     open_output = _output(args.output)
     options = EmbedOptions(**taken(args, EmbedOptions))
-    bundle = open_source(args.model)
-    if (kind := kind_of(bundle.manifest)) != EMBEDDER:
-        other = "edge rerank ranks documents" if kind == RERANKER else "edge run answers"
-        raise InputError(f"{bundle.manifest.name} makes no vectors; {other} with it.")
+    bundle = open_of_kind(args.model, EMBEDDER)
     with open_embedder(bundle, LoadOptions(**taken(args, LoadOptions))) as model:
         assert isinstance(model, Embedder), "its manifest says so"
         model.check(options)

@@ -8,9 +8,10 @@ import json
 import time
 from pathlib import Path
 
-from edge.cli.arguments import Parser, add_field, add_fields, taken
+from edge.cli.arguments import Parser, add_fields, taken
+from edge.cli.of_embedders import add_machine, open_of_kind
 from edge.cli.texts import given_texts
-from edge.embedding_format import EMBEDDER, RERANKER
+from edge.embedding_format import RERANKER
 from edge.errors import InputError
 
 NAME = "rerank"
@@ -20,7 +21,6 @@ AT_A_TIME = 4096  # documents whose tokens are in memory
 
 def add_arguments(parser: Parser) -> None:
     from edge.runtime.embed.rerank_options import RerankOptions
-    from edge.runtime.load_options import LoadOptions
 
     model = "a bundle of a model that ranks, a model's folder or a name, as edge run takes them"
     parser.add_argument("model", metavar="MODEL", help=model)
@@ -30,10 +30,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.options("documents and ranking")
     add("-f/--file FILE", "a file with a document in each line; '-': standard input", Path)
     add_fields(add, "ranking", RerankOptions)
-    add = parser.options("machine")
-    for name in ("threads", "provider", "strict", "memory"):
-        add_field(add, LoadOptions, name)
-    add_field(add, LoadOptions, "context", "maximum tokens of the query with a document (default: the bundle's)")
+    add_machine(parser, "maximum tokens of the query with a document (default: the bundle's)")
 
 
 def command(args: argparse.Namespace) -> None:
@@ -45,20 +42,15 @@ def command(args: argparse.Namespace) -> None:
     """
     import numpy as np
 
-    from edge.cli.run.source import open_source
     from edge.cli.run.terminal import note
     from edge.runtime.embed.rerank_options import RerankOptions
     from edge.runtime.embed.reranker import Reranker, ranked
     from edge.runtime.load import open_embedder
     from edge.runtime.load_options import LoadOptions
-    from edge.runtime.options import kind_of
 
     documents = given_texts(args.documents, args.file)
     options = RerankOptions(**taken(args, RerankOptions))
-    bundle = open_source(args.model)
-    if (kind := kind_of(bundle.manifest)) != RERANKER:
-        other = "edge embed makes vectors" if kind == EMBEDDER else "edge run answers"
-        raise InputError(f"{bundle.manifest.name} ranks no documents; {other} with it.")
+    bundle = open_of_kind(args.model, RERANKER)
     with open_embedder(bundle, LoadOptions(**taken(args, LoadOptions))) as model:
         assert isinstance(model, Reranker), "its manifest says so"
         model.wait()

@@ -129,16 +129,15 @@ class Models:
             check_loads(bundle, self._options_of(name))
 
     def _options_of(self, name: str) -> LoadOptions:
-        kind = self.kind(name)
-        if kind in (EMBEDDER, RERANKER):
+        if self.bundles[name].manifest.embedding is not None:
             return LoadOptions(**{each: getattr(self._options, each) for each in OF_EMBEDDERS if each != "context"})
-        return self._options if kind == DECODER else replace(self._options, beams=None)
+        return self._options if self.kind(name) == DECODER else replace(self._options, beams=None)
 
     def _load(self, name: str) -> Worker | Single:
         from edge.runtime.model import Model
 
         options = self._options_of(name)
-        if self.kind(name) in (EMBEDDER, RERANKER):
+        if self.bundles[name].manifest.embedding is not None:
             return Single(open_embedder(self.bundles[name], options), queue=self._queue)
         loading = start(self.bundles[name], options)
         try:

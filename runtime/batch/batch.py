@@ -297,8 +297,7 @@ class Batch:
             before, left = [*answer.prompt, *answer.tokens[:-1]], answer.ends.max_tokens - len(answer.tokens)
             ends = dataclasses.replace(answer.ends, max_tokens=max(1, left))
             drafts = drafts_of(self._speculation, before, ends, self._text, answer.options, answer.timings)
-            if answer.options.form is not None:
-                drafts = forced(drafts, self._chunk, answer.timings)
+            drafts = forced(drafts, answer.options, self._chunk, answer.timings)
             self._alone = decode_steps(self._engine, cache, answer.last, answer.sampler, drafts, never)
         try:
             for token in next(self._alone):

@@ -191,9 +191,7 @@ def answer(
     cache.exact = engine.pads and (not options.temperature or options.seed != RANDOM)
     ends = ends_of(options, cache.capacity - len(prompt) + 1, block)  # the last token is never run
     sampler = chooser(options, prompt, ends, block, text)
-    drafts = drafts_of(speculation, prompt, ends, text, options, timings)
-    if options.form is not None:
-        drafts = forced(drafts, chunk, timings)
+    drafts = forced(drafts_of(speculation, prompt, ends, text, options, timings), options, chunk, timings)
 
     def made() -> Generator[int, None, None]:
         new = np.asarray(prompt[cache.length :], np.int64)
@@ -270,8 +268,10 @@ def drafts_of(
     return drafts
 
 
-def forced(drafts: Drafts, chunk: int, timings: Timings) -> Drafts:
-    """The drafts of an answer that keeps to a form: see `Forced`, which other answers need not load."""
+def forced(drafts: Drafts, options: GenerateOptions, chunk: int, timings: Timings) -> Drafts:
+    """The drafts of an answer, with those of its form where it keeps to one: see `Forced`."""
+    if options.form is None:
+        return drafts
     from edge.runtime.decode.forced import Forced
 
     return Forced(drafts, chunk, timings)

@@ -184,34 +184,18 @@ class CPU(Lowering):
     def delta_rule(
         self, query: Value, key: Value, value: Value, state: Value, decay: Value, rate: Value, *, heads: int
     ) -> tuple[Value, Value]:
-        return self.fused.LinearAttention(
-            query,
-            key,
-            value,
-            state,
-            decay,
-            rate,
-            q_num_heads=heads,
-            kv_num_heads=heads,
-            update_rule="gated_delta",
-            _outputs=2,
-        )
+        return self._linear_attention(query, key, value, state, decay, rate, rule="gated_delta", sizes=(heads, heads))
 
     def gated_scan(
         self, query: Value, key: Value, value: Value, state: Value, decay: Value, *, groups: int, heads: int
     ) -> tuple[Value, Value]:
         """The operator lets several heads of values share a query and a key, so that these are not repeated."""
+        return self._linear_attention(query, key, value, state, decay, rule="gated", sizes=(groups, heads), scale=1.0)
+
+    def _linear_attention(self, *x: Value, rule: str, sizes: tuple[int, int], **more: float) -> tuple[Value, Value]:
+        """The rows and the next state. sizes: the numbers of heads of queries and keys, and of values."""
         return self.fused.LinearAttention(
-            query,
-            key,
-            value,
-            state,
-            decay,
-            q_num_heads=groups,
-            kv_num_heads=heads,
-            update_rule="gated",
-            scale=1.0,
-            _outputs=2,
+            *x, q_num_heads=sizes[0], kv_num_heads=sizes[1], update_rule=rule, _outputs=2, **more
         )
 
     def full_attention(
