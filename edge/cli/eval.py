@@ -215,7 +215,7 @@ def _open_torch(args: argparse.Namespace, progress: Progress, say: Say) -> _Subj
     from edge.export.reference.in_torch import TorchLogits, load_torch
     from edge.runtime.check.perplexity import check_window
 
-    checkpoint = open_checkpoint(args.torch, progress=progress, say=say)
+    checkpoint = open_checkpoint(args.torch, progress=progress, say=say, floats=True)
     if checkpoint.config.get("is_encoder_decoder"):
         raise InputError(
             f"{args.torch} is an encoder-decoder, and the perplexity of a text is of decoders alone; export it, and "

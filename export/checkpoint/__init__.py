@@ -17,13 +17,13 @@ FORMATS = Registry(__name__, "format of checkpoints")  # see `facts.checkpoint`
 
 
 def open_checkpoint(
-    source: str, *, progress: Progress | None = None, say: Say | None = None, without: str = ""
+    source: str, *, progress: Progress | None = None, say: Say | None = None, without: str = "", floats: bool = False
 ) -> Checkpoint:
     """Open what `source` names: a path that exists, else a catalog name, a model on the hub or an address; fetched
     where needed.
 
     progress: told of fetching. say: of that, and of what a person should know of the files. without: the name of a
-    format that it may not have.
+    format that it may not have. floats: see `edge.fetch.pull`.
 
     Raises:
         CheckpointError: nothing of that name, or it cannot be read.
@@ -33,7 +33,7 @@ def open_checkpoint(
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return _open_path(path, say, without)
     if (named := names.find(source)) is not None:
-        local = named.fetch(progress, say, floats=True)
+        local = named.fetch(progress, say, floats=floats)
         return _open_path(local, say, without, name=named.titled(local), kind=named.kind, licence=named.licence)
     near = names.similar(source)
     raise CheckpointError(

@@ -196,7 +196,7 @@ class LoRACheckpoint(FolderCheckpoint):
         if place is None and isinstance(revision, str) and revision:
             source = f"{base}@{revision}"
         try:
-            return open_checkpoint(source, without=NAME)
+            return open_checkpoint(source, without=NAME, floats=True)
         except (CheckpointError, CatalogError) as e:
             raise type(e)(
                 f"{self.root} is an adapter of {base[:200]!r} ({BASE} in {CONFIG}), which is needed, too: {e}"

@@ -46,7 +46,7 @@ def export_bundle(
     from edge.export.pipeline.settle import settle
     from edge.export.pipeline.stage import stage
 
-    checkpoint = open_checkpoint(str(request.source), progress=line, say=say)
+    checkpoint = open_checkpoint(str(request.source), progress=line, say=say, floats=not request.quick)
     if not begun:
         begin(checkpoint)
     plan = settle(request, checkpoint, tell)

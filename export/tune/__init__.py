@@ -71,7 +71,7 @@ def tune(
     if threads is not None:
         torch.set_num_threads(threads)
     progress(0, 0, "opening the checkpoint")
-    checkpoint = open_checkpoint(source, progress=progress, say=say)
+    checkpoint = open_checkpoint(source, progress=progress, say=say, floats=True)
     if checkpoint.config.get("is_encoder_decoder"):
         raise InputError(f"{checkpoint.name} is an encoder-decoder; decoders alone can be tuned.")
     config = checkpoint.config

@@ -86,7 +86,7 @@ def tune_to_bundle(
 
 def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str], None], progress: Progress) -> None:
     """Raise InputError if the tuned model is that of another run."""
-    checkpoint = open_checkpoint(source, progress=progress, say=say)
+    checkpoint = open_checkpoint(source, progress=progress, say=say, floats=True)
     with built_in() as file:
         same = identity(checkpoint, settings, settings.sources(settings.prompts or file))
     refuse_other(

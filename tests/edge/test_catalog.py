@@ -604,6 +604,24 @@ class TestOpening:
         assert (checkpoint.name, checkpoint.kind, checkpoint.licence) == ("toy", "catalog", "MIT")
         assert said[-1] == "Toy comes from hub org/toy."
 
+    @pytest.mark.parametrize("floats", [False, True])
+    def test_what_was_fetched_is_opened_and_a_directory_first_where_floats_are_wanted(
+        self, model: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floats: bool
+    ) -> None:
+        from gguf_files import tiny_model, write_gguf
+
+        from edge.export.checkpoint import open_checkpoint
+
+        content = write_gguf(tmp_path / "toy.gguf", tiny_model("llama")).read_bytes()
+        toy = entry(
+            UrlSource("toy.gguf", digest(content), "https://nowhere.invalid/", len(content)), HubSource("org/toy")
+        )
+        toy.folder.mkdir(parents=True)
+        (toy.folder / "toy.gguf").write_bytes(content)
+        monkeypatch.setattr(catalog, "_read_all", lambda: {"toy": toy})
+        checkpoint = open_checkpoint("toy", floats=floats)
+        assert bool(checkpoint.files) is not floats and bool(hub.asked) is floats
+
     @pytest.mark.parametrize("source", ["nosuchmodel", "./no/such", "no/such.gguf", "a/b/c"])
     def test_what_names_nothing_gets_a_sentence(self, source: str) -> None:
         from edge.export.checkpoint import open_checkpoint
