@@ -89,9 +89,9 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
     """
     if wanted.name not in TARGETS:
         raise InputError(f"There is no target {wanted.name!r}; choose one of {', '.join(TARGETS)}.")
-    kind(wanted.name).check_wanted(wanted, checkpoint, context)
     if any(map(OF_EXPERT.fullmatch, checkpoint.names())):
         raise ExportError(NO_EXPERTS)
+    kind(wanted.name).check_wanted(wanted, checkpoint, context)
 
 
 def kind(name: str) -> Kind:

@@ -161,7 +161,8 @@ def test_one_chat_asked_by_many_threads_answers_one_and_refuses_the_others(model
     for thread in threads:
         thread.join(60)
     assert len(told) + len(answered) == 24 and set(told) <= {UNDER_WAY}
-    assert [m["content"] for m in chat.messages if m["role"] == "assistant"] == answered
+    # A thread may note its answer after another one's that came later.
+    assert sorted(m["content"] for m in chat.messages if m["role"] == "assistant") == sorted(answered)
     assert_goes_on_rightly(chat)
 
 

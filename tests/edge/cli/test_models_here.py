@@ -38,7 +38,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     import hashlib
 
     sha256 = hashlib.sha256(content).hexdigest()
-    entry = Entry("toy", "Toy", "llama", 1, "MIT", [UrlSource("toy.gguf", sha256, "http://127.0.0.1:9/", len(content))])
+    source = UrlSource("toy.gguf", sha256, "http://127.0.0.1:9/", len(content))
+    entry = Entry("toy", "Toy", "llama", 1, "MIT", [source], measured=False)
     monkeypatch.setattr(catalog, "_read_all", lambda: {"toy": entry})
     entry.folder.mkdir(parents=True)
     (entry.folder / "toy.gguf").write_bytes(content)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from rich.cells import cell_len
 
+from edge import catalog
 from edge.bundle import Bundle
 from edge.cli import tables
 from edge.cli.main import main
@@ -66,12 +67,12 @@ def test_every_cell_is_whole_in_every_window(seed: int, columns: int, monkeypatc
 
 def test_what_fits_is_a_table_and_what_does_not_is_lines_of_a_name_and_a_value(shown: Callable[..., str]) -> None:
     wide, narrow = shown(80, "models"), shown(60, "models")
-    rows = [line for line in wide.splitlines() if re.match(r"[a-z0-9.-]+ +[0-9.]+[MB] ", line)]
-    assert len(rows) == 13 and all(len(line) <= 80 for line in wide.splitlines())
+    rows = [line for line in wide.splitlines() if re.match(r"[a-z0-9.:-]+[†‡]? +[0-9.]+[MB] ", line)]
+    assert len(rows) == len(catalog.entries()) and all(len(line) <= 80 for line in wide.splitlines())
     assert all("Apache-2.0" in line or "Apache" not in line for line in rows)
-    assert re.search(r"^gemma-3-270m +268M +gemma3† ", wide, re.MULTILINE)
+    assert re.search(r"^gemma-3-270m† +268M ", wide, re.MULTILINE)
     assert "† a base model: it continues a text" in wide
-    assert "\ngemma-3-270m\n  Size     268M" in narrow and all(len(line) <= 60 for line in narrow.splitlines())
+    assert "\ngemma-3-270m†\n  Size     268M" in narrow and all(len(line) <= 60 for line in narrow.splitlines())
 
 
 def test_a_pipe_gets_tables_in_their_full_width(
