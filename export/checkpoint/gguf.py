@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
-from edge.export.facts.experts import EXPERT_PROJECTIONS, OF_EXPERT, expert_name
+from edge.export.facts.experts import OF_EXPERT, STACK, expert_name, first_of
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor
@@ -39,7 +38,6 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F32: np.float32,
     GGMLQuantizationType.F16: np.float16,
 }
-_EXPERTS = re.compile(rf"(.+)\.experts\.({'|'.join(EXPERT_PROJECTIONS)})\.weight")  # all of a layer in one tensor
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
 _CONVERTED = 2048  # bytes of a row that convert fastest
@@ -97,7 +95,7 @@ class GGUFCheckpoint(Checkpoint):
         return sizes if shape is None or math.prod(shape) != math.prod(sizes) else shape
 
     def stored_type(self, name: str) -> str:
-        return self.header.tensors[self._sources[name]].type.name
+        return self.header.tensors[self._sources[first_of(name)]].type.name
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         source = self._sources[name]
@@ -130,7 +128,10 @@ class GGUFCheckpoint(Checkpoint):
         return self.header.files
 
     def gguf_tensor(self, name: str, *, in_place: bool) -> GgufTensor | None:
-        """A matrix as the file has it; None where our kernels do not compute its type. in_place: it stays there."""
+        """A matrix as the file has it, or those of all experts as one, by their `stack_name`; None where our kernels do
+        not compute its type, or it is an expert's alone. in_place: it stays there."""
+        if STACK.fullmatch(name):
+            return self._stack(first_of(name), in_place=in_place)
         source = self._sources[name]
         info = self.header.tensors[source]
         moved = self._moved(name)
@@ -147,6 +148,17 @@ class GGUFCheckpoint(Checkpoint):
         place = (self.header.part_of(source), offset) if in_place else None
         return GgufTensor(raw, self.shape(name)[1], int(kind), kind.name, GGUF_TYPES[kind.name], heads, place)
 
+    def _stack(self, name: str, *, in_place: bool) -> GgufTensor | None:
+        """The matrices of all experts. name: of the first of them."""
+        source = self._sources[name]
+        info, (rows, columns) = self.header.tensors[source], self.shape(name)
+        if info.type.name not in GGUF_TYPES or rows % PANEL or name in self._changes:
+            return None
+        kind, raw = info.type, self.header.raw(source)
+        place = (self.header.part_of(source), info.offset) if in_place else None
+        whole = raw.reshape(-1, raw.shape[-1])
+        return GgufTensor(whole, columns, int(kind), kind.name, GGUF_TYPES[kind.name], place=place)
+
     def _take_apart(self) -> None:
         """Name the matrices of tensors that are several."""
         for name, source in [*self._sources.items()]:
@@ -156,7 +168,7 @@ class GGUFCheckpoint(Checkpoint):
             parts: dict[str, int] = {}
             if name.removesuffix(".weight") in self._gguf.stacked.values():
                 parts = {name.replace(".weight", f".{i}.weight"): i for i in range(shape[0])}
-            elif match := _EXPERTS.fullmatch(name):
+            elif match := STACK.fullmatch(name):
                 parts = {expert_name(match[1], i, match[2]): i for i in range(shape[0])}
             if parts:
                 del self._sources[name]

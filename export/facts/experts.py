@@ -10,6 +10,7 @@ GATE, UP, DOWN = EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # In transformers' models the matrices of all experts are one parameter [experts, rows, columns], of these.
 STACKED = {"gate_up_proj": (GATE, UP), "down_proj": (DOWN,)}
 WHOLE = re.compile(rf"(.+)\.experts\.({'|'.join(STACKED)})")
+STACK = re.compile(rf"(.+)\.experts\.({'|'.join(EXPERT_PROJECTIONS)})\.weight")  # see `stack_name`
 OF_EXPERT = re.compile(rf"(.+)\.experts\.(\d+)\.({'|'.join(EXPERT_PROJECTIONS)})\.weight")
 
 
@@ -47,6 +48,17 @@ class Experts:
 def expert_name(block: str, expert: int, projection: str) -> str:
     """The name of an expert's matrix. block: that of all experts, as `model.layers.0.mlp`."""
     return f"{block}.experts.{expert}.{projection}.weight"
+
+
+def stack_name(block: str, projection: str) -> str:
+    """The name of the matrices of all experts, one after the other."""
+    return f"{block}.experts.{projection}.weight"
+
+
+def first_of(name: str) -> str:
+    """The first expert's matrix, where a name is that of all of them; any other name as it is."""
+    found = STACK.fullmatch(name)
+    return name if found is None else expert_name(found[1], 0, found[2])
 
 
 def parameter_of(name: str) -> str:

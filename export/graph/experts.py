@@ -5,34 +5,41 @@ B is the number of sequences, S the number of new tokens of each, E the number o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, UP, Experts, expert_name
+from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, UP, Experts, expert_name, stack_name
 from edge.export.graph.blocks import scaled
 from edge.export.graph.operators import Lowering, Value
-from edge.export.graph.weights import StoredBlocks, StoredFloat, Weights, parameter, view
+from edge.export.graph.weights import (
+    Stored,
+    StoredFloat,
+    StoredGguf,
+    StoredRows,
+    Weights,
+    parameter,
+    view,
+)
 
 SILU = ("silu", "swish")  # transformers' names of the activation that operators over experts have
 
 
 class ExpertMatrix(nn.Module):
-    """A matrix of each expert, in one tensor: [E, rows, columns]. members: of the checkpoint, whose rows stand in
-    turns. size: of blocks of integers.
+    """A matrix of each of `count` experts, in one tensor: [E, rows, columns], or the bytes of a GGUF file.
 
     Raises:
-        ExportError: the experts' matrices are not all of one format.
+        ExportError: it is stored in a way that experts have not.
     """
 
-    def __init__(self, weights: Weights, block: str, count: int, members: Sequence[str], size: int | None):
+    def __init__(self, stored: Stored, count: int):
         super().__init__()
-        names = [[expert_name(block, i, member) for member in members] for i in range(count)]
-        stored = weights.in_turns(names, f"{block}.experts.{'_'.join(members)}", "experts", size)
-        if not isinstance(stored, StoredBlocks | StoredFloat):
-            raise ExportError(f"The experts of {block} cannot be stored in {type(stored).__name__.lower()}.")
+        if isinstance(stored, StoredRows):
+            raise ExportError("The experts of this model cannot be stored with one scale for each row.")
         self.stored, self.rows, self.columns = stored, stored.rows // count, stored.columns
+        if isinstance(stored, StoredGguf):
+            (weight,) = stored.weights
+            self.weight = parameter(weight)
+            return
         each = [count, self.rows]
         if isinstance(stored, StoredFloat):
             self.weight = parameter(view(stored.weight, [*each, self.columns]))
@@ -62,10 +69,7 @@ class MixtureOfExperts(nn.Module):
         self.router = weights.vector([f"{name}.{sizes.router}.weight"], f"{name}.{sizes.router}.weight", "router")
         bias = None if sizes.bias is None else f"{name}.{sizes.bias}"
         self.bias = None if bias is None else weights.vector([bias], bias, "router")
-        # One size for both: the operator takes no other.
-        size = weights.finest_block([expert_name(name, 0, member) for member in EXPERT_PROJECTIONS])
-        self.gate_up = ExpertMatrix(weights, name, sizes.count, (GATE, UP), size)
-        self.down = ExpertMatrix(weights, name, sizes.count, (DOWN,), size)
+        self.matrices = nn.ModuleList([ExpertMatrix(each, sizes.count) for each in _stored(weights, name, sizes.count)])
 
     def forward(self, op: Lowering, x: Value) -> Value:
         """Compute [B, S, H] from [B, S, H]."""
@@ -75,5 +79,23 @@ class MixtureOfExperts(nn.Module):
             scores = chances = op.Sigmoid(scores)
             if self.bias is not None:
                 scores = op.Add(scores, self.bias)
-        made = op.experts(x, scores, chances, self.sizes, self.gate_up(op), self.down(op))
+        made = op.experts(x, scores, chances, self.sizes, [matrix(op) for matrix in self.matrices])
         return scaled(op, made, self.sizes.scale, "experts_scale")
+
+
+def _stored(weights: Weights, block: str, count: int) -> list[Stored]:
+    """The matrices of all experts: the gates', whose rows stand in turns with those of up, and down's; or all three,
+    where they stay as a GGUF file has them."""
+    if weights.has(stack_name(block, GATE)):
+        return [weights.matrix(stack_name(block, member), "experts") for member in EXPERT_PROJECTIONS]
+    # One size for both: the operator takes no other.
+    size = weights.finest_block([expert_name(block, 0, member) for member in EXPERT_PROJECTIONS])
+    return [
+        weights.in_turns(
+            [[expert_name(block, i, member) for member in members] for i in range(count)],
+            f"{block}.experts.{'_'.join(members)}",
+            "experts",
+            size,
+        )
+        for members in ((GATE, UP), (DOWN,))
+    ]

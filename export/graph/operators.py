@@ -221,11 +221,11 @@ class Lowering(OpBuilder, ABC):
         scores: Value,
         weights: Value | None,
         sizes: Experts,
-        gate_up: ExpertMatrix,
-        down: ExpertMatrix,
+        matrices: Sequence[ExpertMatrix],
     ) -> Value:
         """What the experts with the highest scores make of each token, added up with their weights: [B, S, H] to the
-        same. scores [B, S, E]; weights: of the same shape; None: the softmax of the scores."""
+        same. scores [B, S, E]; weights: of the same shape; None: the softmax of the scores. matrices: gate and up in
+        turns, and down; or all three, of a GGUF file."""
         raise ExportError(NO_EXPERTS)
 
     # Activations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from edge.export.facts.tensors import (
     shape_of,
     stack_rows,
 )
+from edge.export.graph.tally import Tally
 from edge.manifest import TensorGroup
 
 
@@ -141,6 +141,10 @@ class Weights:
         if len({_format(part) for part in parts}) == 1 and not apart:
             return [self._store(stored_as, stack_rows(parts), group)]
         return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
+
+    def has(self, name: str) -> bool:
+        """True if there is a matrix of this name."""
+        return name in self._matrices
 
     def finest_block(self, names: Sequence[str]) -> int | None:
         """The smallest block of these matrices; None where one has none."""
@@ -368,31 +372,3 @@ class PrefillWeights(Weights):
         if not set(names).isdisjoint(self._matrices):
             return super().vector(names, f"{PREFILL}.{stored_as}", group, edit, zeros=zeros)
         return self._decode.vector(names, stored_as, group, edit, zeros=zeros)
-
-
-class Tally:
-    """Adds up one group's weights for the manifest."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.weight_bits = 0
-        self.blocks = Counter[int]()  # parameters by block size
-        self.methods = Counter[str]()  # parameters by method
-
-    def add(self, parameters: int, size: int, bits: int, block_size: int, method: str) -> None:
-        self.bytes += size
-        self.weight_bits += parameters * bits
-        self.blocks[block_size] += parameters
-        self.methods[method] += parameters
-
-    def group(self, name: str) -> TensorGroup:
-        """Block size and method are those of most of the group's weights."""
-        parameters = self.blocks.total()
-        return TensorGroup(
-            name=name,
-            parameters=parameters,
-            bytes=self.bytes,
-            bits=self.weight_bits / parameters,
-            block_size=self.blocks.most_common(1)[0][0],
-            method=self.methods.most_common(1)[0][0],
-        )

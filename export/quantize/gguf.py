@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.errors import ExportError
+from edge.export.facts.experts import EXPERT_PROJECTIONS, OF_EXPERT, expert_name, stack_name
 from edge.export.facts.tensors import FLOATS, FloatTensor, LazyWeights, Weight, matrices
 from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
@@ -31,7 +32,7 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         raise ExportError(
             f"--weights gguf is for GGUF files, and {checkpoint.name} is none; choose int8 or int4 for it."
         )
-    names = matrices(checkpoint)
+    names = _names(checkpoint)
     if all(checkpoint.gguf_tensor(name, in_place=False) is None for name in names):
         kinds = ", ".join(sorted({checkpoint.stored_type(name) for name in names}))
         raise ExportError(
@@ -42,8 +43,29 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         if (found := checkpoint.gguf_tensor(name, in_place=options.in_place)) is not None:
             return found
         kind, values = checkpoint.stored_type(name), checkpoint.read(name)
-        if kind in FLOATS:
+        if kind in FLOATS and all(checkpoint.stored_type(other) in FLOATS for other in _of_one_operator(name)):
             return FloatTensor(values.astype(np.float16) if kind == "F16" else values)
         return round_to_nearest(values, 8, INT8_BLOCK)
 
     return LazyWeights(names, make)
+
+
+def _of_one_operator(name: str) -> list[str]:
+    """The matrices that an operator takes together, in integers or in floats."""
+    if not (expert := OF_EXPERT.fullmatch(name)):
+        return [name]
+    return [expert_name(expert[1], int(expert[2]), each) for each in EXPERT_PROJECTIONS]
+
+
+def _names(checkpoint: Checkpoint) -> list[str]:
+    """The matrices of a model, in which those of all experts of a block are one where the file's weights can stay."""
+    names = matrices(checkpoint)
+    blocks = dict.fromkeys(found[1] for found in map(OF_EXPERT.fullmatch, names) if found)
+    stacks = {block: [stack_name(block, each) for each in EXPERT_PROJECTIONS] for block in blocks}
+    kept = {
+        block
+        for block, own in stacks.items()
+        if all(checkpoint.gguf_tensor(name, in_place=False) is not None for name in own)
+    }
+    others = [name for name in names if not ((found := OF_EXPERT.fullmatch(name)) and found[1] in kept)]
+    return [*others, *(name for block in kept for name in stacks[block])]

@@ -113,7 +113,7 @@ def kernel_graph(
     try:
         read, files = list[NDArray[np.uint8]](), list[MappedFile]()
         if of_gguf:
-            _take_gguf(bundle, model.graph, kernels, of_gguf, read, files)
+            _take_gguf(bundle, kernels, of_gguf, read, files)
         products = _find(model.graph, kernels) if written else []
         if not products and not of_gguf:
             return None
@@ -173,26 +173,24 @@ def pack_ahead(bundle: Bundle, kernels: Kernels, path: Path, progress: Progress 
         BundleError: as `kernel_graph`.
     """
     found = find_gguf(read_graph(path, bundle.root, sizes_of(bundle)).graph)
-    matrices = [matrix for _, own in found for matrix in own]
-    check_supported(kernels, matrices)
-    packed_gguf(bundle, kernels, matrices, progress)
+    check_supported(kernels, found)
+    packed_gguf(bundle, kernels, [matrix for _, own in found for matrix in own.values()], progress)
 
 
 def _take_gguf(
     bundle: Bundle,
-    graph: Any,
     kernels: Kernels,
-    found: list[tuple[Any, list[GgufMatrix]]],
+    found: list[tuple[Any, dict[str, GgufMatrix]]],
     read: list[NDArray[np.uint8]],
     files: list[MappedFile],
 ) -> None:
     """Let the operators over matrices of GGUF files be ours; their packed matrices and files are added."""
-    matrices = list(dict.fromkeys(matrix for _, own in found for matrix in own))
-    check_supported(kernels, matrices)
+    matrices = list(dict.fromkeys(matrix for _, own in found for matrix in own.values()))
+    check_supported(kernels, found)
     if not computes_gguf(kernels):
         raise refuse_without_kernels(bundle.manifest.name)
     packed = packed_gguf(bundle, kernels, matrices)
-    take_gguf(graph, found, {matrix: len(read) + i for i, matrix in enumerate(matrices)})
+    take_gguf(found, {matrix: len(read) + i for i, matrix in enumerate(matrices)})
     read += map(packed.bytes, matrices)
     files.append(packed.file)
 

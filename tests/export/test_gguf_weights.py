@@ -65,6 +65,11 @@ BY_TABLES = {"attn_q.w": Type.IQ4_XS, "attn_output.w": Type.IQ4_NL, "ffn_up.w": 
 FLOATS = {"token_embd.w": Type.BF16, "attn_q.w": Type.F16, "attn_output.w": Type.BF16, "ffn_up.w": Type.F16,
           "ffn_down.w": Type.F16}  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+MIXED = EXPERTS | {"head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True}
+WIDE_EXPERTS = MIXED | WIDE | {"head_dim": 64, "moe_intermediate_size": 256}
+EXPERTS_OF_32 = OF_32 | {"ffn_gate_exps": Type.Q4_0, "ffn_up_exps": Type.Q5_1, "ffn_down_exps": Type.MXFP4}
+EXPERTS_OF_256 = OF_256 | {"ffn_gate_exps": Type.Q4_K, "ffn_up_exps": Type.IQ4_XS, "ffn_down_exps": Type.Q6_K}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "llama": ("llama", {"attention_bias": True}, OF_32),
     "qwen2": ("qwen2", {}, OF_32),
@@ -94,6 +99,14 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
         OF_32 | {"attn_gate.w": Type.Q8_0, "ssm_out.w": Type.Q4_0},
     ),
     "lfm2": ("lfm2", CONVOLUTIONS, OF_32 | {"in_proj.w": Type.Q8_0, "out_proj.w": Type.Q4_0}),
+    "olmoe": ("olmoe", EXPERTS | {"num_key_value_heads": 3}, EXPERTS_OF_32),
+    "qwen3moe": ("qwen3_moe", MIXED, EXPERTS_OF_32),
+    "wide experts": ("qwen3_moe", WIDE_EXPERTS, EXPERTS_OF_256),
+    "experts, some in floats": (
+        "qwen3_moe",
+        WIDE_EXPERTS,
+        EXPERTS_OF_256 | {"ffn_up_exps": Type.F32},
+    ),
     "wide llama": ("llama", WIDE, OF_256),
     "wide and tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, OF_256),
     "ternary and by tables": ("llama", WIDE, OF_256 | BY_TABLES),

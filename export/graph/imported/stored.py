@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from edge.bundle import Tensors
-from edge.export.graph.weights import Tally, external
+from edge.export.graph.tally import Tally
+from edge.export.graph.weights import external
 from edge.manifest import TensorGroup
 
 LEAST = 256  # bytes from which on a tensor is no constant of the graph's file

@@ -1,15 +1,19 @@
 """Experts by onnxruntime's operators: integers in blocks by one that runs the chosen experts alone; floats, which are
-there to be compared with, by products with all of them."""
+there to be compared with, by products with all of them. Weights of GGUF files are for one of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from edge.errors import ExportError
+from edge.export.facts.experts import EXPERT_PROJECTIONS
 from edge.export.graph.operators import Value
-from edge.export.graph.weights import StoredBlocks, StoredFloat
+from edge.export.graph.weights import StoredBlocks, StoredFloat, StoredGguf
+from edge.export.targets.cpu.products import gguf_parts
+from edge.runtime.kernels.gguf import OF_EXPERTS
 
 if TYPE_CHECKING:
     from edge.export.facts.experts import Experts
@@ -21,12 +25,25 @@ INTERLEAVED = 1  # swiglu_fusion: rows of gate and up stand in turns, the one fo
 
 
 def experts(
-    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, gate_up: ExpertMatrix, down: ExpertMatrix
+    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, matrices: Sequence[ExpertMatrix]
 ) -> Value:
     """QMoE takes the k highest scores of each token. Its weights are those of `weights`, or the softmax of the chosen
     scores, which is what the softmax of all of them is once it adds up to one."""
     if weights is None and not sizes.normalized:
         weights = op.Softmax(scores, axis=-1)
+    flat = [-1, sizes.count]
+    if len(matrices) == len(EXPERT_PROJECTIONS):
+        return op.of_gguf.GgufExperts(
+            x,
+            op.Reshape(scores, flat),
+            None if weights is None else op.Reshape(weights, flat),
+            *(matrix.weight for matrix in matrices),
+            k=sizes.chosen,
+            normalize_routing_weights=int(sizes.normalized),
+            experts=sizes.count,
+            **_gguf_parts(matrices),
+        )
+    gate_up, down = matrices
     first, second = gate_up.stored, down.stored
     if isinstance(first, StoredFloat) and isinstance(second, StoredFloat):
         return _of_floats(op, x, scores, weights, sizes, gate_up, down)
@@ -34,7 +51,6 @@ def experts(
         raise ExportError("The experts' matrices are floats in part; choose another --weights.")
     for stored in (first, second):
         _check(stored, first.block_size)
-    flat = [-1, sizes.count]
     return op.fused.QMoE(
         x,
         op.Reshape(scores, flat),
@@ -62,6 +78,14 @@ def experts(
         block_size=first.block_size,
         accuracy_level=INT8_ACTIVATIONS,
     )
+
+
+def _gguf_parts(matrices: Sequence[ExpertMatrix]) -> dict[str, int]:
+    made: dict[str, int] = {}
+    for prefix, matrix in zip(OF_EXPERTS, matrices, strict=True):
+        assert isinstance(matrix.stored, StoredGguf)
+        made |= gguf_parts(matrix.stored, prefix)
+    return made
 
 
 def _check(stored: StoredBlocks, block: int) -> None:

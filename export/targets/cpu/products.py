@@ -80,7 +80,7 @@ def product(op: CPU, x: Value | Rounded, matrix: Linear) -> Value:
         y = op.matmul(x, op.Cast(weight, to=FLOAT) if weight.dtype == FLOAT16 else weight, transposed=True)
         return y if matrix.bias is None else op.Add(y, matrix.bias)
     if isinstance(stored, StoredGguf):
-        return op.of_gguf.MatMulGguf(x, matrix.bias, *matrix.weights, **_parts(stored))
+        return op.of_gguf.MatMulGguf(x, matrix.bias, *matrix.weights, **gguf_parts(stored))
     return op.fused.MatMulNBits(
         x,
         matrix.weight,
@@ -114,7 +114,7 @@ def rows(op: CPU, ids: Value, matrix: Embedding) -> Value:
         x = op.Gather(matrix.weight, ids, axis=0)
         return op.Cast(x, to=FLOAT) if matrix.weight.dtype == FLOAT16 else x
     if isinstance(stored, StoredGguf):
-        return op.of_gguf.GgufRows(ids, matrix.weight, **_parts(stored))
+        return op.of_gguf.GgufRows(ids, matrix.weight, **gguf_parts(stored))
     x = op.fused.GatherBlockQuantized(
         matrix.weight,
         ids,
@@ -130,9 +130,9 @@ def rows(op: CPU, ids: Value, matrix: Embedding) -> Value:
     return x
 
 
-def _parts(stored: StoredGguf) -> dict[str, int]:
+def gguf_parts(stored: StoredGguf, prefix: str = "") -> dict[str, int]:
     """Attributes of an operator over matrices of a GGUF file: see `edge.runtime.kernels.gguf`."""
     made = {"K": stored.columns, "N": stored.rows, "parts": len(stored.weights)}
     for i, (kind, count, heads) in enumerate(zip(stored.types, stored.counts, stored.heads, strict=True)):
         made |= {f"part.{i}.type": kind, f"part.{i}.N": count, f"part.{i}.heads": heads}
-    return made
+    return {f"{prefix}{name}": value for name, value in made.items()}
