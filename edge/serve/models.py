@@ -1,8 +1,9 @@
-"""The models of a server: loaded when they are first asked; with a memory limit one at a time."""
+"""The models of a server: loaded when they are first asked; with a memory limit as many as have room."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from edge.runtime.load import OF_EMBEDDERS, check_loads, open_embedder, start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import DECODER, SPEECH, TEXT, kind_of
 from edge.serve.refusal import BAD, UNKNOWN, Refusal, WorkerClosed
+from edge.serve.rooms import Rooms
 from edge.serve.single import Single
 from edge.serve.worker import Worker
 
@@ -36,8 +38,8 @@ class Models:
 
     Args:
         bundles: of any kind.
-        options: how they are loaded. With `memory` one is in memory at a time: to load another, it is closed as soon
-            as it has answered.
+        options: how they are loaded. Where another one would need more than `memory`, those that were not asked for
+            the longest time are closed before, each as soon as it has answered.
         parallel, queue: see `Worker`.
     """
 
@@ -45,7 +47,9 @@ class Models:
         self.bundles, self._options, self._parallel, self._queue = dict(bundles), options, parallel, queue
         self._workers: dict[str, Worker | Single] = {}
         self._lock = threading.Lock()  # while a model is loaded or closed
-        self._next: str | None = None  # a model for which others are being closed
+        self._leaving: set[str] = set()  # models that are being closed to make room
+        self._rooms = None if options.memory is None else Rooms(self.bundles, options.memory, self._options_of)
+        self._asked: dict[str, float] = {}  # when each model was asked for last
         self._closed = False
 
     def name(self, asked: str | None) -> str:
@@ -105,23 +109,19 @@ class Models:
         """A model in memory, which is loaded first where it is not there."""
         if self._closed:
             raise WorkerClosed("The server is closing.")
+        self._asked[name] = time.monotonic()
         found = self._workers.get(name)
-        if found is not None and self._next in (None, name) and not found.dead:
+        if found is not None and name not in self._leaving and not found.dead:
             return found
         with self._lock:
             found = self._workers.get(name)
-            if found is not None and not found.dead:
-                return found
-            if self._options.memory is not None:  # each is planned to use all of it
-                self._next = name  # requests for the model that is there wait behind
-                try:
-                    self._close_all()
-                finally:
-                    self._next = None
-            if self._closed:
-                raise WorkerClosed("The server is closing.")
-            self._workers[name] = made = self._load(name)
-            return made
+            if found is None or found.dead:
+                if self._rooms is not None:
+                    self._make_room(self._rooms, name)
+                if self._closed:
+                    raise WorkerClosed("The server is closing.")
+                found = self._workers[name] = self._load(name)
+            return found
 
     def check(self) -> None:
         """Raise what loading a model would raise as far as can be told beforehand, such as that it does not fit."""
@@ -136,7 +136,7 @@ class Models:
     def _load(self, name: str) -> Worker | Single:
         from edge.runtime.model import Model
 
-        options = self._options_of(name)
+        options = self._options_of(name) if self._rooms is None else self._rooms.options(name)
         if self.bundles[name].manifest.embedding is not None:
             return Single(open_embedder(self.bundles[name], options), queue=self._queue)
         loading = start(self.bundles[name], options)
@@ -149,13 +149,22 @@ class Models:
             return Single(model, queue=self._queue)
         return Worker(model, parallel=self._parallel, queue=self._queue)
 
-    def _close_all(self) -> None:
-        """Close the models that are in memory, each once nothing is asked of it."""
+    def _make_room(self, rooms: Rooms, name: str) -> None:
+        """Close models until one more fits, each once nothing is asked of it; requests for them wait behind."""
         pause = threading.Event()
-        for name, worker in self.loaded.items():
-            while not worker.close_if_idle() and not self._closed:
-                pause.wait(WAIT_S)
-            del self._workers[name]
+        self._workers.pop(name, None)  # that something ended
+        there = sorted(self._workers, key=self._asked.__getitem__)
+        leaving = []
+        while there and not rooms.fit([*there, name]):
+            leaving.append(there.pop(0))
+        self._leaving = {*leaving}
+        try:
+            for each in leaving:
+                while not self._workers[each].close_if_idle() and not self._closed:
+                    pause.wait(WAIT_S)
+                del self._workers[each]
+        finally:
+            self._leaving = set()
 
     def unload(self, name: str) -> bool:
         """Close a model, where nothing is asked of it at present; True if it is not in memory now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge.bundle import TOKENIZER, Bundle
@@ -60,13 +61,8 @@ def room_of(bundle: Bundle, memory: int | str | None, context: int | None, prese
     if memory is None:
         return Room(longest, STEP)
     budget = parse_size(memory) if isinstance(memory, str) else memory
-    always, loading = _always(bundle, present), _loading(bundle, present)
     frame = bundle.manifest.embedding.frame if bundle.manifest.embedding is not None else 0
-
-    def needed(tokens: int) -> int:
-        peak = max(loading, always + step_bytes(bundle, tokens, min(tokens, longest)))
-        return peak + reserve(peak)
-
+    needed = _needed(bundle, longest, present)
     shortest = context or min(longest, frame + SHORT)
     if needed(shortest) > budget:
         raise InputError(
@@ -76,6 +72,23 @@ def room_of(bundle: Bundle, memory: int | str | None, context: int | None, prese
     sizes = range(shortest, max(STEP, longest) + 1)
     most = sizes[bisect.bisect_left(sizes, True, key=lambda tokens: needed(tokens) > budget) - 1]
     return Room(min(longest, most), min(STEP, most), limited=most < longest)
+
+
+def bytes_of(bundle: Bundle, context: int | None, present: int) -> int:
+    """The smallest budget with which nothing is given up. context, present: as of `room_of`."""
+    longest = context or bundle.manifest.context
+    return _needed(bundle, longest, present)(max(STEP, longest))
+
+
+def _needed(bundle: Bundle, longest: int, present: int) -> Callable[[int], int]:
+    """What gives the budget that is needed for steps of so many tokens. longest: tokens of a text."""
+    always, loading = _always(bundle, present), _loading(bundle, present)
+
+    def needed(tokens: int) -> int:
+        peak = max(loading, always + step_bytes(bundle, tokens, min(tokens, longest)))
+        return peak + reserve(peak)
+
+    return needed
 
 
 def _always(bundle: Bundle, present: int) -> int:

@@ -20,7 +20,10 @@ from edge.bundle import Bundle, open_bundle
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.batch.batch import Batch
 from edge.runtime.kernels.library import Kernels
+from edge.runtime.load_options import LoadOptions
+from edge.runtime.memory.footprint import SLACK
 from edge.runtime.memory.process import private_bytes
+from edge.serve.rooms import Rooms
 
 WORDS = ["moon", "train", "coffee", "library", "window", "garden", "river", "stone"]
 COUNT = 24
@@ -170,20 +173,44 @@ def test_several_models_are_loaded_when_they_are_asked(
         assert client.post("/v1/completions", json={"prompt": "The moon"}).status_code == 404
 
 
-def test_with_a_memory_limit_one_model_is_in_memory_at_a_time(
-    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Path
+@pytest.mark.parametrize(
+    ("room", "there"),
+    [
+        (1, [["tiny"], ["other"], ["tiny"], ["third"], ["tiny"]]),
+        (2, [["tiny"], ["other", "tiny"], ["other", "tiny"], ["third", "tiny"], ["third", "tiny"]]),
+        (3, [["tiny"], ["other", "tiny"], ["other", "tiny"], ["other", "third", "tiny"], ["other", "third", "tiny"]]),
+    ],
+)
+def test_with_a_memory_limit_those_leave_that_were_not_asked_for_the_longest_time(
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Path, room: int, there: list[list[str]]
 ) -> None:
-    other = open_bundle(shutil.copytree(int4_bundle.root, tmp_path / "other.edge"))
-    with running(pristine_tiny_bundle, other, memory=private_bytes() + 500 * 10**6, beams=3, context=128) as client:
-        said = []
-        for name in ("tiny", "other", "tiny"):
+    names = ["tiny", "other", "third"]
+    others = [open_bundle(shutil.copytree(int4_bundle.root, tmp_path / f"{name}.edge")) for name in names[1:]]
+    bundles = [pristine_tiny_bundle, *others]
+    asked = {"beams": 3, "context": 128}
+    program = private_bytes()
+    rooms = Rooms(dict(zip(names, bundles, strict=True)), 1 << 50, lambda name: LoadOptions(**asked))
+    limit = program + room * (max(map(rooms.need, names)) - program) + SLACK
+    with running(*bundles, memory=limit, **asked) as client:
+        said = dict[str, str]()
+        for name, expected in zip(("tiny", "other", "tiny", "third", "tiny"), there, strict=True):
             response = client.post(
                 "/v1/completions", json={"model": name, "prompt": "The moon", "max_tokens": 6, "seed": 1}
             )
             assert response.status_code == 200, response.text
-            said.append(response.json()["choices"][0]["text"])
-            assert [each["name"] for each in client.get("/api/ps").json()["models"]] == [name]
-        assert said[0] == said[2]
+            text = response.json()["choices"][0]["text"]
+            assert said.setdefault(name, text) == text
+            assert sorted(each["name"] for each in client.get("/api/ps").json()["models"]) == expected
+    assert private_bytes() < limit
+
+
+def test_a_model_that_needs_more_than_the_limit_is_alone_and_gives_something_up(
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle
+) -> None:
+    bundles = {"tiny": pristine_tiny_bundle, "other": int4_bundle}
+    rooms = Rooms(bundles, private_bytes() + 1, lambda name: LoadOptions(beams=3))
+    assert all(rooms.need(name) == rooms.need("tiny") for name in bundles)
+    assert rooms.fit(["tiny"]) and not rooms.fit(["tiny", "other"])
 
 
 def test_onnxruntimes_kernels_serve_too(tiny_bundle: Bundle, onnxruntimes_kernels: None) -> None:
