@@ -11,6 +11,9 @@ from edge.errors import CheckpointError
 # As published configurations name them, and the values besides None, False and 0 that leave a model as it is.
 _CHANGES: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), (1,)),
+    **dict.fromkeys(("shared_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts"), ()),
+    **dict.fromkeys(("use_expert_bias", "num_dense_layers", "first_k_dense_replace"), ()),
+    **dict.fromkeys(("routed_scaling_factor", "n_group"), (1,)),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "num_kv_shared_layers", "hidden_size_per_layer_input"), ()),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "use_cla"), ()),
     **dict.fromkeys(("logit_scale", "logits_scaling", "lm_head_multiplier", "residual_multiplier", "scale_emb"), (1,)),

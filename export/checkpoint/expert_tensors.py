@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from edge.export.checkpoint.model_config import refuse_leftovers
 from edge.export.checkpoint.stored import Stored, Tensor
-from edge.export.facts.experts import OF_EXPERT, STACKED, WHOLE, expert_name
+from edge.export.facts.experts import DOWN, GATE, OF_EXPERT, STACKED, UP, WHOLE, expert_name
 from edge.export.graph.families import find_family
+
+# Mixtral's and LFM 2's names of an expert's matrices, and Granite's of those of all experts of a layer.
+_MEMBERS = {"w1": GATE, "w2": DOWN, "w3": UP}
+_MEMBER = re.compile(rf"(.+\.experts\.\d+)\.({'|'.join(_MEMBERS)})\.weight")
+_PARAMETERS = {
+    "input_linear": "experts.gate_up_proj",
+    "output_linear": "experts.down_proj",
+    "router.layer": "router.weight",
+}
+_PARAMETER = re.compile(rf"(.+\.block_sparse_moe)\.({'|'.join(_PARAMETERS)})\.weight")
 
 
 def expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -23,9 +34,11 @@ def expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def one_by_one(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a directory, those of all experts of a layer taken apart; nothing is copied."""
+    """The tensors of a directory under transformers' names, those of all experts of a layer taken apart; nothing is
+    copied."""
     made: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for stored, tensor in found.items():
+        name = _named(stored)
         match = WHOLE.fullmatch(name)
         if match is None or not isinstance(tensor, Stored) or len(tensor.shape) != 3:
             made[name] = tensor
@@ -35,6 +48,12 @@ def one_by_one(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for member, part in zip(members, expert.tensor_split(len(members)), strict=True):
                 made[expert_name(match[1], i, member)] = dataclasses.replace(tensor, tensor=part)
     return made
+
+
+def _named(name: str) -> str:
+    if match := _MEMBER.fullmatch(name):
+        return f"{match[1]}.{_MEMBERS[match[2]]}.weight"
+    return f"{match[1]}.{_PARAMETERS[match[2]]}" if (match := _PARAMETER.fullmatch(name)) else name
 
 
 def refuse_more(names: Iterable[str], expected: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -17,17 +17,22 @@ CONVOLUTION = "conv"
 
 
 def layers(config: Any) -> LlamaLike:
+    return convolutional(config, wide=_wide(config))
+
+
+def convolutional(config: Any, **others: Any) -> LlamaLike:
+    """The layers of LFM 2. others: how those of a model with experts differ."""
     mixer = ShortConvolution(config.hidden_size, config.conv_L_cache, config.conv_bias)
     return LlamaLike(
         attention=("q_proj", "k_proj", "v_proj", "out_proj"),
         gates=("w1", "w3"),
         down="w2",
         mlp="feed_forward",
-        wide=_wide(config),
         qk_norm="head",
         qk_names=("q_layernorm", "k_layernorm"),
         activation="silu",
         mixer=lambda layer: mixer if config.layer_types[layer] == CONVOLUTION else None,
+        **others,
     )
 
 
@@ -74,8 +79,9 @@ GGUF_NAMES = {
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
 }
+NORMS = Norms("operator_norm", "ffn_norm", final="embedding_norm", eps="norm_eps")
 FAMILY = llama_like(
     layers,
-    norms=Norms("operator_norm", "ffn_norm", final="embedding_norm", eps="norm_eps"),
+    norms=NORMS,
     gguf=GGUF(gguf, names=GGUF_NAMES, changes=changes),
 )
