@@ -42,7 +42,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
     "lfm2": {"block_multiple_of": 32, "layer_types": ["conv", "full_attention"], "rope_parameters": ROTATION},
-    "granitemoehybrid": {**SCAN, "layer_types": ["linear_attention", "full_attention"]},
+    "lfm2_moe": {
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1},
+        **{"layer_types": ["conv", "full_attention"], "rope_parameters": ROTATION},
+    },
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoeshared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+    "granitemoehybrid": {**SCAN, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]},
     "falcon_h1": {**SCAN, "mamba_d_ssm": 64, "mamba_rms_norm": True},
 }
 SENTENCEPIECE = {"t5": "spiece.model", "marian": "source.spm"} | dict.fromkeys(

@@ -104,8 +104,9 @@ class LlamaLike:
     output_gate: queries come with as many channels, next to them in each head, whose sigmoids multiply what is read.
     mixer: what a layer has in place of attention, if anything. beside: it has that next to attention, which reads the
     same, and what attention and mixer make is multiplied by these two and added. experts: those of a layer that has
-    some in place of its feed-forward block. mlp_scales: what the gate and what the feed-forward block makes are
-    multiplied by.
+    some in place of its feed-forward block, in the block of its name. expert_block: where they stand instead, next to
+    the feed-forward block: both read the same, and what both make is added. mlp_scales: what the gate and what the
+    feed-forward block makes are multiplied by.
     parallel: both blocks read the same norm of the same stream. scale multiplies the scores, 1 / sqrt(head dim) where
     it is None, and attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window
     counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
@@ -130,6 +131,7 @@ class LlamaLike:
     output_gate: bool = False
     mixer: Callable[[int], Mixer | None] = lambda layer: None
     experts: Callable[[int], Experts | None] = lambda layer: None
+    expert_block: str | None = None
     beside: tuple[float, float] | None = None
     mlp_scales: tuple[float, float] = (1.0, 1.0)
     parallel: bool = False
@@ -151,6 +153,10 @@ class LlamaLike:
     def attends(self, layer: int) -> bool:
         """True if a layer has attention."""
         return self.beside is not None or self.mixer(layer) is None
+
+    def is_dense(self, layer: int) -> bool:
+        """True if a layer has a feed-forward block that all tokens go through."""
+        return self.expert_block is not None or self.experts(layer) is None
 
     def layer_shapes(self, config: Any, norms: Norms, i: int) -> dict[str, tuple[int, ...]]:
         """The tensors of layer i, by transformers' names within it."""
@@ -180,8 +186,9 @@ class LlamaLike:
             ]
             linears.append(("self_attn", output, hidden, query, self.bias))
         if (experts := self.experts(i)) is not None:
-            layer |= {f"{self.mlp}.{name}": shape for name, shape in experts.tensors(hidden).items()}
-        else:
+            block = self.expert_block or self.mlp
+            layer |= {f"{block}.{name}": shape for name, shape in experts.tensors(hidden).items()}
+        if self.is_dense(i):
             linears += [
                 (self.mlp, name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)
             ]

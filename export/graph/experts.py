@@ -83,6 +83,17 @@ class MixtureOfExperts(nn.Module):
         return scaled(op, made, self.sizes.scale, "experts_scale")
 
 
+class SharedExpert(nn.Module):
+    """Experts and a feed-forward block that read the same: what both make is added."""
+
+    def __init__(self, experts: MixtureOfExperts, dense: nn.Module):
+        super().__init__()
+        self.experts, self.dense = experts, dense
+
+    def forward(self, op: Lowering, x: Value) -> Value:
+        return op.Add(self.experts(op, x), self.dense(op, x))
+
+
 def _stored(weights: Weights, block: str, count: int) -> list[Stored]:
     """The matrices of all experts: the gates', whose rows stand in turns with those of up, and down's; or all three,
     where they stay as a GGUF file has them."""

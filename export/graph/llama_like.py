@@ -15,7 +15,7 @@ from onnxscript import nn
 from edge.export.facts.family import BLOCKS, GGUF, PRE_NORM, Family, LlamaLike, Norms, heads_of, window_of
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, HeadNorm, ResidualLayerNorm, ResidualNorm, RMSNorm
 from edge.export.graph.both_ways import BothWays
-from edge.export.graph.experts import MixtureOfExperts
+from edge.export.graph.experts import MixtureOfExperts, SharedExpert
 from edge.export.graph.linear import Embedding
 from edge.export.graph.recurrent import Beside, Recurrent, recurrent
 from edge.export.graph.rope import rotary_tables
@@ -78,9 +78,14 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         common |= {"qk_names": like.qk_names, "qk_rotated": like.qk_rotated, "interleaved": like.interleaved}
         return Attention(weights, name, i, heads, output_norm=norm, output_gate=like.output_gate, **common)
 
-    def feed_forward(i: int, block: str, norm: RMSNorm | None) -> nn.Module:
-        if (experts := like.experts(i)) is not None:
-            return MixtureOfExperts(weights, block, experts, activation)
+    def feed_forward(i: int, norm: RMSNorm | None) -> nn.Module:
+        name = f"model.layers.{i}"
+        if (experts := like.experts(i)) is None:
+            return dense(f"{name}.{like.mlp}", norm)
+        mixture = MixtureOfExperts(weights, f"{name}.{like.expert_block or like.mlp}", experts, activation)
+        return SharedExpert(mixture, dense(f"{name}.{like.mlp}", norm)) if like.is_dense(i) else mixture
+
+    def dense(block: str, norm: RMSNorm | None) -> nn.Module:
         if not like.gated:
             biased = bool(like.mlp_bias)
             return MLP(weights, f"{block}.{like.gates[0]}", f"{block}.{like.down}", activation, bias=biased)
@@ -99,7 +104,6 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         name, (after_attention, after_mlp) = f"model.layers.{i}", norms.outputs
         within = [None, None] if like.output_norms is None else like.output_norms
         attention_norm, mlp_norm = (after(f"{name}.{block}", norm) for block, norm in zip(BLOCKS, within, strict=True))
-        block = f"{name}.{like.mlp}"
         return DecoderLayer(
             Residual(
                 before(name, norms.attention),
@@ -109,7 +113,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             ),
             Residual(
                 before(name, norms.attention if like.parallel else norms.gates),
-                feed_forward(i, block, mlp_norm),
+                feed_forward(i, mlp_norm),
                 after(name, after_mlp),
                 scale=like.residual_scale * like.mlp_scales[1],
             ),

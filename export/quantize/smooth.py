@@ -147,7 +147,7 @@ def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
     read = (
         [(norms.attention, [*inputs, *gates])] if like.parallel else [(norms.attention, inputs), (norms.gates, gates)]
     )
-    if has_experts := like.experts(_number(layer)) is not None:  # each of which reads a few rows of its own
+    if like.experts(_number(layer)) is not None:  # each of which reads a few rows of its own
         read.pop()
     sites = [
         _Site(tuple(readers), f"{layer}.{norm}.weight", f"{layer}.{norm}.bias" if norms.bias else None)
@@ -157,7 +157,7 @@ def _sites_of(layer: str, norms: Norms, like: LlamaLike) -> list[_Site]:
     if like.output_norms is not None:
         for block, norm, reader in zip(BLOCKS, like.output_norms, (output, down), strict=True):
             sites.append(_Site((reader,), f"{layer}.{block}.{norm}.weight"))
-    elif like.gated and not has_experts:
+    elif like.gated and like.is_dense(_number(layer)):
         up = gates[-1]
         biased = has_bias(like.mlp_bias, like.gates[-1])
         sites.append(_Site((down,), rows=(up, up.removesuffix("weight") + "bias") if biased else (up,)))

@@ -231,9 +231,14 @@ class Reference:
         return rows + self._max_context if self._short is not None and size <= self._short else rows
 
     def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
+        if (experts := self._like.experts(layer)) is None:
+            return self._dense(layer, x, texts, observer)
+        name = f"model.layers.{layer}.{self._like.expert_block or self._like.mlp}"
+        made = mixture(experts, x, partial(_read_in, self._checkpoint, name), self._activation)
+        return made + self._dense(layer, x, texts, observer) if self._like.is_dense(layer) else made
+
+    def _dense(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name = f"model.layers.{layer}.{self._like.mlp}"
-        if (experts := self._like.experts(layer)) is not None:
-            return mixture(experts, x, partial(_read_in, self._checkpoint, name), self._activation)
         made = [self._product(f"{name}.{member}", x, texts, observer) for member in self._like.gates]
         if self._like.gated:
             gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)

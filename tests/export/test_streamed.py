@@ -54,6 +54,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "mlp_only_layers": [1],
     },
+    "granite, shared expert": {
+        "model_type": "granitemoeshared",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+    },
     "smollm3": {"model_type": "smollm3"},
     "ministral3": {"model_type": "ministral3"},
     "olmo3, windows": {"model_type": "olmo3", **MIXED, "sliding_window": 30},
@@ -73,7 +79,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "head_dim": None},
+    "lfm2, experts": {
+        "model_type": "lfm2_moe",
+        "layer_types": ["conv", "full_attention", "conv"],
+        "head_dim": None,
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 1},
+    },
     "granite 4": {"model_type": "granitemoehybrid", **SCAN, "layer_types": ["mamba", "attention", "mamba"]},
+    "granite 4, experts": {
+        "model_type": "granitemoehybrid",
+        **{**SCAN, "num_local_experts": 4, "num_experts_per_tok": 2},
+        "layer_types": ["mamba", "attention", "mamba"],
+    },
     "falcon-h1": {"model_type": "falcon_h1", **SCAN, "mamba_d_ssm": 96, "mamba_rms_norm": True},
 }
 

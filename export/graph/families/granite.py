@@ -13,13 +13,18 @@ TRAITS = {"gguf": "granite"}
 
 
 def layers(config: Any) -> LlamaLike:
+    return multiplied(config, mlp_bias=config.mlp_bias)
+
+
+def multiplied(config: Any, **others: Any) -> LlamaLike:
+    """Granite's layers. others: how those of a model with experts or states differ."""
     return LlamaLike(
         bias=config.attention_bias,
-        mlp_bias=config.mlp_bias,
         scale=config.attention_multiplier,
         embedding_scale=config.embedding_multiplier,
         residual_scale=config.residual_multiplier,
         head_scale=1 / config.logits_scaling,
+        **others,
     )
 
 

@@ -1,4 +1,5 @@
-"""Granite 4 without experts: Granite's layers, most of which have a selective scan (Mamba 2) in place of attention."""
+"""Granite 4: Granite's layers, most of which may have a selective scan (Mamba 2) in place of attention, and all of them
+experts next to their feed-forward block."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any
 from edge.errors import ExportError
 from edge.export.facts.family import LlamaLike
 from edge.export.facts.mixers import SelectiveScan
+from edge.export.graph.families.granite import multiplied
+from edge.export.graph.families.granite_moe import mixture
 from edge.export.graph.llama_like import llama_like
 
 NAME = "granitemoehybrid"
@@ -14,22 +17,11 @@ LINEAR = "linear_attention"
 
 
 def layers(config: Any) -> LlamaLike:
-    if config.num_local_experts:
-        raise ExportError(
-            f"The model has {config.num_local_experts} experts (num_local_experts), and Granite 4's have no graph here."
-        )
     mixer = scan_of(config, config.mamba_expand * config.hidden_size, out_bias=config.mamba_proj_bias)
-    return LlamaLike(
-        mlp="shared_mlp",
-        gates=("input_linear",),
-        down="output_linear",
-        wide=config.shared_intermediate_size,
-        bias=config.attention_bias,
+    return multiplied(
+        config,
+        **mixture(config, config.shared_intermediate_size),
         rope=lambda layer: "rope" if config.position_embedding_type == "rope" else None,
-        scale=config.attention_multiplier,
-        embedding_scale=config.embedding_multiplier,
-        residual_scale=config.residual_multiplier,
-        head_scale=1 / config.logits_scaling,
         mixer=lambda layer: mixer if config.layer_types[layer] == LINEAR else None,
     )
 

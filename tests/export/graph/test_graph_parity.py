@@ -58,6 +58,7 @@ GROWN = {
     **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+GRANITE_EXPERTS = {**MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}
 SHORT = {"original_max_position_embeddings": LENGTH}
 PHI4 = rope("default", partial_rotary_factor=0.75)
 CASES = [
@@ -286,6 +287,9 @@ CASES = [
         sliding_window=4,
         tie_word_embeddings=True,
     ),
+    case("granitemoe", "granitemoe", **GRANITE_EXPERTS, attention_bias=True),
+    case("granitemoe-shared", "granitemoeshared", **GRANITE_EXPERTS, shared_intermediate_size=40),
+    case("granitemoe-shared-none", "granitemoeshared", **GRANITE_EXPERTS, tie_word_embeddings=True),
     case("bitnet", "bitnet", head_dim=None),
     case("bitnet-biases", "bitnet", attention_bias=True, hidden_act="silu", tie_word_embeddings=True, head_dim=None),
 ]

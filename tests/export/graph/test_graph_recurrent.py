@@ -14,6 +14,7 @@ from decoder_configs import BASE, VOCABULARY, rope
 from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative_error, tiny_model, torch_logits
 from transformers import AutoConfig
 
+from edge.export.facts.experts import parameter_of
 from edge.export.graph.families import find_family
 from edge.export.graph.step import Built
 from edge.export.reference.in_numpy import Reference
@@ -65,6 +66,14 @@ FALCON = {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.5,
 }
+LFM_EXPERTS = {
+    "model_type": "lfm2_moe",
+    **CONVOLUTIONS,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_dense_layers": 1,
+}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text", **DELTA},
     "qwen3_5-values-untied": {
@@ -83,7 +92,24 @@ CASES: dict[str, dict[str, Any]] = {
         "block_multiple_of": 16,
         "block_ffn_dim_multiplier": 1.3,
     },
+    "lfm2-moe": LFM_EXPERTS,
+    "lfm2-moe-plain": {
+        **LFM_EXPERTS,
+        "use_expert_bias": False,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.7,
+        "num_dense_layers": 0,
+        "tie_word_embeddings": False,
+    },
     "granite": GRANITE,
+    "granite-experts": {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24},
+    "granite-experts-attention": {
+        **GRANITE,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 3,
+        "layer_types": ["attention", "mamba", "attention"],
+        "position_embedding_type": "rope",
+    },
     "granite-groups-rope-untied": {
         **GRANITE,
         "mamba_n_groups": 2,
@@ -145,15 +171,18 @@ def test_a_family_names_all_tensors_of_its_models(exported: Exported) -> None:
     _, family = find_family(checkpoint.config["model_type"])
     assert family.layers is not None and family.norms is not None
     config = SimpleNamespace(**checkpoint.config)
-    expected = {name: tuple(p.shape) for name, p in checkpoint.model.named_parameters()}
+    there = {parameter_of(name) for name in checkpoint.names()} & checkpoint.model.state_dict().keys()
+    expected = {name: checkpoint.shape(name) for name in checkpoint.names() if parameter_of(name) in there}
     assert family.layers(config).shapes(config, family.norms) == expected
 
 
 def test_layers_have_keys_and_values_or_states(exported: Exported) -> None:
     attends = [bool(layer.heads) for layer in exported.built.kv.layers]
     both = exported.checkpoint.config["model_type"] == "falcon_h1"
-    assert attends == [both, True, both]
-    assert {state.layer for state in exported.built.states} == ({0, 1, 2} if both else {0, 2})
+    kinds = exported.checkpoint.config.get("layer_types", [])
+    assert attends == ([True] * 3 if both else [kind == "full_attention" for kind in kinds])
+    keeping = {i for i, attention in enumerate(attends) if both or not attention}
+    assert keeping and {state.layer for state in exported.built.states} == keeping
 
 
 def test_a_draft_that_was_rejected_leaves_nothing_behind(exported: Exported) -> None:
