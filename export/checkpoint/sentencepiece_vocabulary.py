@@ -1,5 +1,5 @@
-"""Tokenizers of a SentencePiece model: Marian's and M2M100's, whose pieces have their ids in vocab.json, and NLLB's and
-mBART's, whose ids follow from the model's own.
+"""Tokenizers of a SentencePiece model: Marian's and M2M100's, whose pieces have their ids in vocab.json, and NLLB's,
+mBART's and PLBart's, whose ids follow from the model's own.
 
 transformers runs Marian's and M2M100's in Python over the `sentencepiece` library; here all become a tokenizer.json.
 """
@@ -40,6 +40,7 @@ _FAIRSEQ = {
     "NllbTokenizer": ("nllb.tokenization_nllb", "eng_Latn", "{language} $A </s>"),
     "MBartTokenizer": ("mbart.tokenization_mbart", "en_XX", "$A </s> {language}"),
     "MBart50Tokenizer": ("mbart50.tokenization_mbart50", "en_XX", "{language} $A </s>"),
+    "PLBartTokenizer": ("plbart.tokenization_plbart", "", "$A </s> {language}"),
 }
 _FAIRSEQ_START = ("<s>", "<pad>", EOS, UNKNOWN)  # in the place of SentencePiece's <unk>, <s> and </s>
 
@@ -70,12 +71,23 @@ def convert_fairseq(model: Path, name: str, settings: Mapping[str, Any]) -> str:
     if settings.get("legacy_behaviour"):  # of NLLB
         template = "$A </s> {language}"
     read = _read(model)
-    languages = importlib.import_module(f"transformers.models.{where}").FAIRSEQ_LANGUAGE_CODES
-    tokens = [*_FAIRSEQ_START, *(piece.piece for piece in read.pieces[3:]), *languages, "<mask>"]
-    ids = {token: i for i, token in enumerate(tokens)}
-    special = [*_FAIRSEQ_START, *languages, "<mask>"]
+    module = importlib.import_module(f"transformers.models.{where}")
     with _fitting(model):
-        return _finished(read, ids, special, [], template.format(language=settings.get("src_lang") or source))
+        language, after = settings.get("src_lang") or source, [*module.FAIRSEQ_LANGUAGE_CODES, "<mask>"]
+        if name == "PLBartTokenizer":
+            language, after = _of_plbart(module, settings)
+        tokens = [*_FAIRSEQ_START, *(piece.piece for piece in read.pieces[3:]), *after]
+        ids = {token: i for i, token in enumerate(tokens)}
+        return _finished(read, ids, [*_FAIRSEQ_START, *after], [], template.format(language=language).strip())
+
+
+def _of_plbart(module: Any, settings: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The source language's token, which PLBart's smaller set of languages does without unless one is set, and the
+    tokens after SentencePiece's."""
+    several = (codes := settings.get("language_codes") or "base") == "multi"
+    source = settings.get("src_lang") or ("en_XX" if several else "")
+    after = [*module.FAIRSEQ_LANGUAGE_CODES[codes], *([] if several else ["<mask>"])]
+    return module.FAIRSEQ_LANGUAGE_CODES_MAP.get(source, source), after
 
 
 def find(root: Path) -> Path | None:

@@ -118,6 +118,16 @@ def test_mbart_names_the_source_behind_the_text_and_the_target_at_the_start() ->
     assert text_format(unsaid) == TextFormat([], [2], [], LANGUAGES, "suffix", True, source="en_XX")
 
 
+def test_plbart_is_framed_as_mbart_is() -> None:
+    """Its tokens name programming languages, and pieces of code look like them."""
+    tokens = ["__java__", "__en_XX__", "__init__"]
+    plbart = Words({"model_type": "plbart", "decoder_start_token_id": 5}, "$A </s> __java__", tokens)
+    languages = {"java": 4, "en_XX": 5}
+    assert text_format(plbart) == TextFormat([], [2], [], languages, "suffix", True, source="java", target="en_XX")
+    unsaid = Words({"model_type": "plbart", "decoder_start_token_id": 2}, "$A </s>", tokens)
+    assert text_format(unsaid) == TextFormat([], [2], [2], languages, target_at_start=True)
+
+
 def test_mbart50_forces_the_target_behind_the_start() -> None:
     settings = {"decoder_start_token_id": 2, "forced_bos_token_id": 5, "max_length": 200}
     mbart = Words({"model_type": "mbart"}, "en_XX $A </s>", list(LANGUAGES), settings)

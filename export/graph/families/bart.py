@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import BartConfig, MBartConfig
+from transformers import BartConfig, MBartConfig, PLBartConfig
 
 from edge.export.facts.family import Family
 from edge.export.graph.bart_like import text_model
@@ -17,7 +17,7 @@ def encoder_decoder(config: BartConfig, weights: Weights, max_context: int) -> E
     return learned(config, weights, pre=False)
 
 
-def learned(config: BartConfig | MBartConfig, weights: Weights, *, pre: bool) -> EncoderDecoder:
+def learned(config: BartConfig | MBartConfig | PLBartConfig, weights: Weights, *, pre: bool) -> EncoderDecoder:
     """BART's layers over learned positions. pre: norms stand before the blocks and at the end, and not after them."""
 
     def positions(half: str) -> Positions:

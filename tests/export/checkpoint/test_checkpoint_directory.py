@@ -528,6 +528,7 @@ WRITTEN = {
     "umt5": (T5, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "decoder.block.2"),
     "bart": (SEQ2SEQ, [*COPIES, "encoder.version", "decoder.version", "final_logits_bias"], "model.encoder.layers.2"),
     "mbart": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),
+    "plbart": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.encoder.layers.2"),
     "marian": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),
     "pegasus": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),
     "m2m_100": (SEQ2SEQ, [*COPIES, "model.encoder.embed_positions.weights"], "model.encoder.layers.2"),

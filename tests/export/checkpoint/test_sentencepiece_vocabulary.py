@@ -13,7 +13,7 @@ import sentencepiece
 import torch
 from encoder_decoder_harness import tiny_model
 from tokenizers import Tokenizer
-from transformers import M2M100Config, M2M100Tokenizer, MarianConfig, MarianTokenizer
+from transformers import M2M100Config, M2M100Tokenizer, MarianConfig, MarianTokenizer, PLBartTokenizer
 
 import edge
 import edge.export
@@ -143,6 +143,27 @@ def test_fairseqs_ids_follow_from_the_sentencepiece_model_alone(
     assert [tokenizer.token_to_id(token) for token in ("<s>", "<pad>", "</s>", "<unk>")] == [0, 1, 2, 3]
     if model_type == "m2m_100":
         assert (tokenizer.token_to_id(NLLB[0]), tokenizer.token_to_id("<mask>")) == (NLLB[1], NLLB_MASK)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"src_lang": "python"}, {"language_codes": "multi"}, {"language_codes": "multi", "src_lang": "go"}]
+)
+def test_plbarts_files_give_transformers_tokens(tmp_path: Path, settings: dict[str, str]) -> None:
+    """Of the smaller set of languages no source is told unless one is set, and only there is a token for gaps."""
+    train(tmp_path / "sentencepiece.bpe.model", f"{WORDS} {WORTE}", "bpe")
+    slow = PLBartTokenizer(str(tmp_path / "sentencepiece.bpe.model"), **settings)
+    slow.save_pretrained(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_str(read_tokenizer(tmp_path, {"model_type": "plbart"}).json)
+    for text in TEXTS[:6]:
+        assert tokenizer.encode(text).ids == slow(text).input_ids
+    for token in ("__java__", "__en_XX__", "__go__"):
+        assert (tokenizer.token_to_id(token) or 3) == slow.convert_tokens_to_ids(token)
+    assert (tokenizer.token_to_id("<mask>") is None) == (settings.get("language_codes") == "multi")
+    write = {"tokenizer_class": "PLBartTokenizer", "language_codes": "many"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(write))
+    with pytest.raises(CheckpointError, match="make no tokenizer"):
+        read_tokenizer(tmp_path, {"model_type": "plbart"})
 
 
 def test_an_nllb_directory_with_a_sentencepiece_model_alone_becomes_a_translator(
