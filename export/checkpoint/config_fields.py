@@ -21,6 +21,7 @@ _CHANGES: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm"), ()),
     **dict.fromkeys(("use_parallel_residual", "parallel_attn", "alibi", "use_alibi", "lm_head_bias"), ()),
     **dict.fromkeys(("rope_interleaved", "rope_interleave", "no_rope_layer_interval", "attn_output_gate"), ()),
+    "use_bidirectional_attention": (),
 }
 _ALWAYS = {
     "hunyuan_v1_dense": {"use_qk_norm"}

@@ -66,7 +66,8 @@ class DirectoryCheckpoint(FolderCheckpoint):
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
         raw = nomic_names.config_of(read_json(path), str(path))
         method = quantized.method_of(root, raw)
-        stored = {name: each for each in stored_tensors(root) if (name := text_name(each.name))}
+        kind = raw.get("model_type")
+        stored = {name: each for each in stored_tensors(root) if (name := text_name(each.name, kind))}
         found: _Found = nomic_names.tensors_of(raw, quantized.matrices_of(stored, method, root))
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
         self.pooling = read_score_head(root, raw, self.config, found) or read_pooling(root)
@@ -78,8 +79,9 @@ class DirectoryCheckpoint(FolderCheckpoint):
             self.pooling = dataclasses.replace(self.pooling, prompts=prompts)
         if self.pooling is not None:  # which does without a head for tokens
             self.config["tie_word_embeddings"] = True
-        text_config = raw.get("text_config")
-        if isinstance(text_config, dict) and self.config.get("model_type") != raw.get("model_type"):
+        text_config, encoder = raw.get("text_config"), raw.get("encoder")
+        part = isinstance(text_config, dict) and self.config.get("model_type") != kind
+        if part or (isinstance(encoder, dict) and encoder.get("vision_config")):
             self.notes.append(f"{self.name} also reads images, sound or video; its text part alone is exported.")
         self._raw_config = {**raw, **(text_config if isinstance(text_config, dict) else {})}
         generation = root / "generation_config.json"

@@ -6,12 +6,13 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.config_fields import refuse_unknown_fields
+from edge.export.checkpoint.tensor_names import VISION
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ _SIZES = (
     *(f"{half}_{size}" for half in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")),
 )
 
+_PARTS = "text_config", "encoder", "decoder"  # of a configuration
 MAX_POSITIONS = 1 << 24  # that a configuration may state: the longest contexts of today are 10 million tokens
 
 
@@ -60,18 +62,28 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
     text = raw.get("text_config")
     stated = text if isinstance(text, Mapping) and config is not whole else raw
     if config.model_type in FAMILIES:
-        known = {field.name for field in fields(config)} | {*config.attribute_map, *config.attribute_map.values()}
-        refuse_unknown_fields(stated, config.model_type, known, where)
+        _refuse_unknown_fields(stated, config, where)
         return complete_config
     return common_fields(complete_config)
+
+
+def _refuse_unknown_fields(stated: Mapping[str, Any], config: Any, where: str) -> None:
+    """Check the fields of a configuration and of the text parts within it."""
+    known = {field.name for field in fields(config)} | {*config.attribute_map, *config.attribute_map.values()}
+    refuse_unknown_fields(stated, config.model_type, known, where)
+    for name in _PARTS:
+        part, within = stated.get(name), getattr(config, name, None)
+        if isinstance(part, Mapping) and is_dataclass(within):
+            _refuse_unknown_fields(part, within, where)
 
 
 def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> None:
     """Raise CheckpointError if a layer count, a head count or a width is below one, if there are more positions than
     any model has, or more layers than tensors name."""
     layers = len({part for name in tensors for part in name.split(".") if part.isdecimal()})
-    parts = [raw, *(raw.get(name) for name in ("text_config", "encoder", "decoder"))]
-    for part in (part for part in parts if isinstance(part, Mapping)):
+    parts = list[Mapping[str, Any]]([raw])
+    for part in parts:
+        parts += [within for name in _PARTS if isinstance(within := part.get(name), Mapping)]
         for name in _SIZES:
             value = part.get(name)
             if isinstance(value, int) and value < 1:
@@ -169,13 +181,21 @@ def skeleton(config: dict[str, Any], where: str) -> Any:
         return None
     try:
         with _quiet_transformers(), torch.device("meta"):
-            return auto_class(config).from_config(AutoConfig.for_model(**config))
+            return of_text(auto_class(config).from_config(AutoConfig.for_model(**config)))
     except Exception as e:  # building raises many types, all of them about these values
         reason = on_one_line(e)
         if isinstance(e, KeyError):  # of a registry: of activations, say
             reason = f"{reason} is not known there"
         kind = config["model_type"]
         raise CheckpointError(f"{where} holds values that no {kind} can be built of: {reason}.") from None
+
+
+def of_text(model: Any) -> Any:
+    """A model of transformers without the parts that see, which its text part does not run."""
+    for module in list(model.modules()):
+        for name in VISION:
+            module._modules.pop(name, None)
+    return model
 
 
 def parameter_shapes(model: Any) -> dict[str, tuple[int, ...]]:

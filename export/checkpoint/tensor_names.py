@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,16 +14,24 @@ from edge.errors import CheckpointError
 # activation checkpointing.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module"}
 
+VISION = "vision_tower", "multi_modal_projector"  # modules of models that see
+
 T = TypeVar("T")
 
 
-def text_name(name: str) -> str:
+# Names of published checkpoints, by the model's type, where transformers' own differ.
+_RENAMED = {"t5gemma2": (re.compile(r"(?<=\bencoder\.)(?=(embed_tokens|layers|norm)\.)"), "text_model.")}
+
+
+def text_name(name: str, model_type: object = None) -> str:
     """The name in the text model, without wrappers; empty for the vision part of a multimodal checkpoint, whose text
-    tensors carry ``language_model.`` before or after ``model.``."""
-    if "vision_tower." in name or "multi_modal_projector." in name:
+    tensors carry ``language_model.`` before or after ``model.``, or, of T5Gemma 2, lack ``text_model.``."""
+    if any(f"{part}." in name for part in VISION):
         return ""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
-    return ".".join(parts).replace("language_model.", "", 1)
+    pattern, inserted = _RENAMED.get(str(model_type), (None, ""))
+    text = ".".join(parts).replace("language_model.", "", 1)
+    return text if pattern is None else pattern.sub(inserted, text)
 
 
 def places(parameters: Iterable[str], base: str, tied: Mapping[str, str]) -> dict[str, list[str]]:

@@ -34,6 +34,7 @@ class Step:
     cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
     attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
     layer_biases: dict[int, Value] = field(default_factory=dict)  # of layers that have another one
+    later: Value | None = None  # [S, T], true where a row of the caches comes after a token's own
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
     per_layer: list[Value] = field(default_factory=list)  # what each layer reads besides the stream, [B, S, width]
     no_keys: dict[int, Value] = field(default_factory=dict)  # keys [B, 0, width] of no tokens, by their width

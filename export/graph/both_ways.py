@@ -25,8 +25,9 @@ INT32 = ir.DataType.INT32
 
 
 class BothWays(nn.Module):
-    """Attention of each token to all others, or to those fewer than `window` away. Arguments are those of `Attention`;
-    its layers read the step's rotary tables and, in `layer_biases`, what keeps others out of the window."""
+    """Attention of each token to all others, or to those fewer than `window` away: of two numbers the first counts
+    before it, the second after it. Other arguments are those of `Attention`; its layers read the step's rotary tables
+    and, in `layer_biases`, what keeps others out of the window. group: of its weights in the manifest."""
 
     def __init__(
         self,
@@ -38,18 +39,19 @@ class BothWays(nn.Module):
         names: Sequence[str] = QKVO,
         bias: Biased = False,
         rope: str | None = None,
-        window: int | None = None,
+        window: int | tuple[int, int] | None = None,
         qk_norm: Callable[[str, int], nn.Module] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        group: str = "attention",
     ):
         super().__init__()
         if softcap is not None:
             raise ExportError("Attention both ways with bounded scores is exported of T5Gemma alone.")
         self.layer, self.heads, self.rope, self.window = layer, heads, rope, window
         *inputs, output = names
-        self.qkv_proj = Projections(weights, name, inputs, "qkv_proj", "attention", bias=bias)
-        self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=has_bias(bias, output))
+        self.qkv_proj = Projections(weights, name, inputs, "qkv_proj", group, bias=bias)
+        self.o_proj = linear(weights, f"{name}.{output}", group, bias=has_bias(bias, output))
         self.scale = heads.dim**-0.5 if scale is None else scale
         self.q_norm = None if qk_norm is None else qk_norm(f"{name}.q_norm", heads.query)
         self.k_norm = None if qk_norm is None else qk_norm(f"{name}.k_norm", heads.key_value)
@@ -101,7 +103,7 @@ class TextStep(nn.Module):
         step = Step(op.Expand(op.Unsqueeze(at, [0]), op.Shape(ids)), last, op.Squeeze(total, [0]), {})
         step.rope = {name: table(op) for name, table in self.rope.items()}
         empty: dict[tuple[int, int], Value] = {}
-        biases: dict[int, Value] = {}
+        biases: dict[int | tuple[int, int], Value] = {}
         for layer, attention in enumerate(self.attention):
             shape = attention.heads.key_value, attention.heads.dim
             if isinstance(attention, Attention) and shape not in empty:
@@ -111,12 +113,19 @@ class TextStep(nn.Module):
                 step.past[layer] = empty[shape], empty[shape]
             if isinstance(attention, BothWays) and (window := attention.window) is not None:
                 if window not in biases:
-                    far = op.Abs(op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1])))
-                    outside = op.GreaterOrEqual(far, op.Constant(value_int=window))
+                    outside = _outside(op, op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1])), window)
                     blocked, near = scalar(op, "blocked", float(BLOCKED)), scalar(op, "near", 0.0)
                     biases[window] = op.Unsqueeze(op.Where(outside, blocked, near), [0, 1])  # [1, 1, T, T]
                 step.layer_biases[layer] = biases[window]
         return step
+
+
+def _outside(op: Lowering, distance: Value, window: int | tuple[int, int]) -> Value:
+    """True where a key is not in the window, by its distance from the query: below zero of those before it."""
+    if isinstance(window, int):
+        return op.GreaterOrEqual(op.Abs(distance), op.Constant(value_int=window))
+    before, after = (op.Constant(value_int=size) for size in (-window[0], window[1]))
+    return op.Or(op.LessOrEqual(distance, before), op.GreaterOrEqual(distance, after))
 
 
 class OfDecoder(nn.Module):

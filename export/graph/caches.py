@@ -7,7 +7,7 @@ from typing import Any
 from edge.errors import ExportError
 from edge.export.facts.family import widest_of
 from edge.export.graph.blocks import Attention
-from edge.export.graph.cross import CrossAttention
+from edge.export.graph.cross import Reader
 from edge.export.graph.recurrent import Recurrent
 from edge.export.graph.sharing import SharingAttention
 from edge.export.graph.stacks import Decoder, EncoderDecoder
@@ -59,6 +59,6 @@ def layouts(model: EncoderDecoder) -> tuple[KVLayout, KVLayout]:
     """The keys and values of the decoder's layers, and those of the encoder's output, in the layers' order."""
     modules = list(model.decoder.modules())
     attention = [m.heads for m in modules if isinstance(m, Attention)]
-    readers = [m for m in modules if isinstance(m, CrossAttention)]
+    readers = [m for m in modules if isinstance(m, Reader)]
     kv = KVLayout("float32", [KVLayer(heads.key_value, heads.dim) for heads in attention])
     return kv, KVLayout("float32", [KVLayer(m.heads, m.dim) for m in readers])

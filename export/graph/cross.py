@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from onnxscript import nn
 
-from edge.export.facts.family import Biased, has_bias
-from edge.export.graph.blocks import Step
+from edge.export.facts.family import Biased, Heads, has_bias
+from edge.export.graph.blocks import Step, capped
 from edge.export.graph.linear import Projections, linear
 from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.weights import Weights
@@ -41,9 +41,18 @@ class EncoderAttention(nn.Module):
         return self.out_proj(op, y)
 
 
-class CrossAttention(nn.Module):
-    """Attention to what the encoder made of its input, in a decoder layer. long_input: whether that may be long, for
-    which a target may have another form."""
+class Reader(nn.Module):
+    """What reads the keys and values that the encoder made of its input, in a decoder layer: of `heads` heads of `dim`
+    channels. long_input: whether that may be long, for which a target may have another form."""
+
+    layer: int
+    heads: int
+    dim: int
+    long_input: bool
+
+
+class CrossAttention(Reader):
+    """Attention to what the encoder made of its input. Arguments as of `Reader` and `EncoderAttention`."""
 
     def __init__(
         self,
@@ -75,14 +84,46 @@ class CrossAttention(nn.Module):
         return self.out_proj(op, y)
 
 
+class GroupedReader(Reader):
+    """Attention of queries [1, S, heads * dim] to a long input, whose keys and values several query heads share: the
+    heads of a group are treated like rows. softcap bounds the scores.
+
+    Returns [1, S, heads * dim], and the logarithms of the sums of the scores' exponentials, as `by_tokens` takes them.
+    """
+
+    def __init__(self, layer: int, heads: Heads, scale: float, softcap: float | None = None):
+        super().__init__()
+        self.layer, self.long_input = layer, True
+        self.heads, self.dim = heads.key_value, heads.dim
+        self.groups = heads.query // heads.key_value
+        self.scale, self.softcap = scale, softcap
+
+    def forward(self, op: Lowering, query: Value, step: Step) -> tuple[Value, Value]:
+        key, value = step.cross[self.layer]
+        query = op.Reshape(query, [1, -1, self.heads, self.groups, self.dim])
+        query = op.Transpose(query, perm=[0, 2, 4, 3, 1])  # [1, H, D, G, S]
+        query = op.Reshape(query, [1, self.heads, self.dim, -1])
+        scores = op.matmul(key, query, scale=self.scale)  # [1, H, T, G S]
+        if self.softcap is not None:
+            scores = capped(op, scores, self.softcap)
+        sums = op.ReduceLogSumExp(scores, [2])  # [1, H, 1, G S]
+        y = op.MatMul(value, op.Exp(op.Sub(scores, sums)))  # [1, H, D, G S]
+        return self.by_tokens(op, y, self.dim), sums
+
+    def by_tokens(self, op: Lowering, x: Value, dim: int) -> Value:
+        """Return [1, S, H G dim] of [1, H, dim, G S]: H heads of keys, each for a group of G queries."""
+        x = op.Transpose(op.Reshape(x, [1, self.heads, dim, self.groups, -1]), perm=[0, 4, 1, 3, 2])
+        return op.Reshape(x, [1, -1, self.heads * self.groups * dim])
+
+
 class CrossKeysValues(nn.Module):
     """Keys and values of every decoder layer's cross-attention, a layer's in one product where their formats allow it.
 
     Not all layers' in one: of 30 s of audio that product is 37 MB for Whisper base, and scaling, biases and taking it
     apart would each make another copy.
 
-    blocks: each layer's attention in the checkpoint. Returns per layer a key and a value, as the target's
-    `cross_keys_values` makes them.
+    blocks: each layer's attention in the checkpoint. key_norms: of each layer, where there are some. Returns per layer
+    a key and a value, as the target's `cross_keys_values` makes them.
     """
 
     def __init__(
@@ -94,10 +135,12 @@ class CrossKeysValues(nn.Module):
         names: Sequence[str],
         bias: Biased = False,
         long_input: bool = True,
+        key_norms: Sequence[nn.Module] = (),
     ):
         super().__init__()
         self.heads = heads
         self.long_input = long_input
+        self.key_norms = nn.ModuleList(list(key_norms))
         _, *members, _ = names
         group = f"{ENCODER}.cross_attention"
         self.layers = nn.ModuleList(
@@ -105,8 +148,10 @@ class CrossKeysValues(nn.Module):
         )
 
     def forward(self, op: Lowering, x: Value) -> list[tuple[Value, Value]]:
-        return [self._layer(op, layer(op, x)) for layer in self.layers]
+        norms = [*self.key_norms] or [None] * len(self.layers)
+        return [self._layer(op, layer(op, x), norm) for layer, norm in zip(self.layers, norms, strict=True)]
 
-    def _layer(self, op: Lowering, parts: list[Value]) -> tuple[Value, Value]:
+    def _layer(self, op: Lowering, parts: list[Value], norm: nn.Module | None) -> tuple[Value, Value]:
         key, value = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
+        key = key if norm is None else norm(op, key)
         return op.cross_keys_values(key, value, heads=self.heads, long_input=self.long_input)

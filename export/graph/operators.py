@@ -152,6 +152,15 @@ class Lowering(OpBuilder, ABC):
         of the step. Arguments as of `attention`."""
         raise ExportError("The model's layers share keys and values, which no graph for this target does yet.")
 
+    def attention_and_sums(
+        self, parts: Sequence[Value], step: Step, layer: int, *, heads: Heads, scale: float
+    ) -> tuple[Value, Value, Value, Value]:
+        """`attention` without rotation, and the logarithms [1, S, heads] of the sums of the scores' exponentials."""
+        raise ExportError(
+            "The model attends to its own text and to the encoder's together, which no graph for this target does yet; "
+            "leave out --target."
+        )
+
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:
         """Return x, cut along an axis to the length of the caches after the step, length [1] int32."""
         return self.Slice(x, [0], self.Reshape(self.Cast(length, to=ir.DataType.INT64), [1]), [axis])

@@ -175,7 +175,7 @@ def _shares(
             gradient[i] = by_state[0]
             for name, by in zip(matrices, by_matrix, strict=True):
                 shares[name] = shares.get(name, 0.0) + float(by.mul_(errors[name]).sum()) / 2
-                square = inputs_of.by_weight[name].detach().square().mean((0, 1)) / len(windows)
+                square = inputs_of.by_weight[name][0].detach().square().mean((0, 1)) / len(windows)
                 variances[name] = variances[name] + square if name in variances else square
         decoder.layers[layer].requires_grad_(False)
         decoder.forget(layer)

@@ -36,22 +36,23 @@ class Group(NamedTuple):
 
 @dataclass
 class Inputs:
-    """Inputs [1, S, K] of a layer's linears by their weights' names, and its attention weights [heads, S, S], where
-    they are recorded."""
+    """Inputs [1, S, K] of a layer's linears by their weights' names, several of those that a layer reads with more than
+    once, and its attention weights [heads, S, S], where they are recorded."""
 
-    by_weight: dict[str, torch.Tensor] = field(default_factory=dict)
+    by_weight: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     attention: torch.Tensor | None = None
 
     def by_readers(self) -> dict[tuple[str, ...], torch.Tensor]:
         """The rows [N, K] of each input by the names of all weights that read it; of a value projection's input under
         attention, as `gptq_quick.Calibrating.scores` says."""
-        readers: dict[tuple[int, bool], list[str]] = {}
-        for name, x in self.by_weight.items():
+        readers: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+        for name, read in self.by_weight.items():
             value = self.attention is not None and name.endswith("v_proj.weight")
-            readers.setdefault((id(x), value), []).append(name)
+            readers.setdefault((tuple(map(id, read)), value), []).append(name)
         found = {}
         for (_, value), names in readers.items():
-            x = flat(self.by_weight[names[0]])
+            read = [flat(x) for x in self.by_weight[names[0]]]
+            x = read[0] if len(read) == 1 else torch.cat(read)
             found[tuple(names)] = x if not value or self.attention is None else flat(self._averaged(x))
         return found
 
@@ -113,9 +114,13 @@ class CalibrationSet(ABC):
                 handle.remove()
 
     def _hooks(self, layer: int, inputs: Inputs) -> Iterator[Any]:
-        def keep(name: str, linear: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            inputs.by_weight[name] = args[0]
+        def begin(module: nn.Module, args: tuple[Any, ...]) -> None:
+            inputs.by_weight.clear()
 
+        def keep(name: str, linear: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            inputs.by_weight.setdefault(name, []).append(args[0])
+
+        yield self.layers[layer].register_forward_pre_hook(begin)
         for module in self.layers[layer].modules():
             if isinstance(module, nn.Linear) and (name := self._names.get(id(module.weight))) is not None:
                 yield module.register_forward_pre_hook(partial(keep, name))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INT4_BLOCK = 32
 
 _ENCODER = re.compile(r"(^|\.)encoder\.")
-_VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|proj_out)\.weight$")
+_VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|lm_head\.out_proj|proj_out)\.weight$")
 
 
 def check_weights(encoder: str, decoder: str, block_size: int | None) -> None:

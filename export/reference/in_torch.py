@@ -65,13 +65,13 @@ def build_torch(checkpoint: Checkpoint) -> Any:
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
-    from edge.export.checkpoint.model_config import auto_class
+    from edge.export.checkpoint.model_config import auto_class, of_text
 
     config = AutoConfig.for_model(**checkpoint.config)
     # Which says of recurrent layers that something else would be faster.
     logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     with no_init_weights():  # untouched pages cost no memory until they are filled
-        model = auto_class(checkpoint.config).from_config(config, dtype=torch.float32)
+        model = of_text(auto_class(checkpoint.config).from_config(config, dtype=torch.float32))
     model.tie_weights()
     head = model.get_output_embeddings()
     if checkpoint.config.get("tie_word_embeddings") is False and head is not None:

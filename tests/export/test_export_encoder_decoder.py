@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encoder_decoder_configs import t5gemma2
 from unigram_tokenizers import SENTENCES, save_tokenizer
 
 import edge
@@ -121,22 +122,27 @@ BART = dict(
 
 
 def tiny_config(family: str, vocab_size: int) -> Any:
-    from transformers import BartConfig, MBartConfig, PegasusConfig, T5GemmaConfig, T5GemmaModuleConfig
+    from transformers import BartConfig, MBartConfig, PegasusConfig, PLBartConfig, T5GemmaConfig, T5GemmaModuleConfig
 
     if family == "bart":
         return BartConfig(**BART, vocab_size=vocab_size)
     if family == "mbart":
         return MBartConfig(**BART, vocab_size=vocab_size, scale_embedding=True, decoder_start_token_id=5)
+    if family == "plbart":
+        return PLBartConfig(**BART, vocab_size=vocab_size, tie_word_embeddings=False, decoder_start_token_id=5)
     if family == "pegasus":
         return PegasusConfig(**BART, vocab_size=vocab_size, scale_embedding=True)
     sizes = dict(hidden_size=32, intermediate_size=48, head_dim=16, max_position_embeddings=64, sliding_window=5)
     heads = dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    if family == "t5gemma2":
+        one: dict[str, Any] = dict(**sizes, **heads, vocab_size=vocab_size, query_pre_attn_scalar=16)
+        return t5gemma2(one, one)
     half = T5GemmaModuleConfig(**sizes, **heads, vocab_size=vocab_size)
     ids = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=2)
     return T5GemmaConfig(encoder=half, decoder=half, vocab_size=vocab_size, **ids)
 
 
-@pytest.mark.parametrize("family", ["bart", "t5gemma"])
+@pytest.mark.parametrize("family", ["bart", "t5gemma", "t5gemma2"])
 def test_the_check_counts_tokens_that_have_the_paddings_id(family: str, tmp_path: Path) -> None:
     """A model may say that one; T5Gemma hides it from later tokens where nobody tells it which count."""
     import torch
@@ -159,8 +165,10 @@ def test_the_check_counts_tokens_that_have_the_paddings_id(family: str, tmp_path
     [
         ("bart", FAIRSEQ, "<s> $A </s>"),
         ("mbart", [*FAIRSEQ, "en_XX", "de_DE"], "$A </s> en_XX"),
+        ("plbart", [*FAIRSEQ, "__java__", "__en_XX__"], "$A </s> __java__"),
         ("pegasus", ["<pad>", "</s>", "<unk>"], "$A </s>"),
         ("t5gemma", ["<pad>", "</s>", "<s>", "<unk>"], "<s> $A"),
+        ("t5gemma2", ["<pad>", "</s>", "<s>", "<unk>"], "<s> $A"),
     ],
 )
 def test_a_directory_of_every_family_answers_as_in_transformers(

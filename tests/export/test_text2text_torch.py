@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from encoder_decoder_configs import gemma2, t5gemma2
 from encoder_decoder_harness import Exported, tiny_model
 from graph_harness import TinyCheckpoint, float_matrices
 from places import SHARED
@@ -49,6 +50,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "t5": T5Config(**SIZES, d_model=48, d_kv=16, d_ff=64, num_layers=2, num_heads=3, tie_word_embeddings=False),
     "bart": BartConfig(**BART),
     "marian": MarianConfig(**BART),
+    "t5gemma2": t5gemma2(gemma2(2, 3, 1), gemma2(2, 4, 2)),
 }
 SOURCES = [np.array(ids) for ids in ([5, 6, 7, 8, 1], [90, 12, 33, 4, 71, 18, 25, 60, 1], [44, 1])]
 LENGTH = 16  # tokens of an output

@@ -9,7 +9,7 @@ from transformers import T5GemmaConfig, T5GemmaModuleConfig
 
 from edge.export.facts.family import QKVO, Family, heads_of, window_of
 from edge.export.graph.blocks import Attention, GatedMLP, ResidualNorm, RMSNorm, Step, capped
-from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues
+from edge.export.graph.cross import ENCODER, CrossKeysValues, GroupedReader
 from edge.export.graph.linear import Embedding, Projections, linear
 from edge.export.graph.operators import Lowering, Value, scalar
 from edge.export.graph.rope import RotaryTable, cos_sin
@@ -202,30 +202,19 @@ class DecoderWindow(nn.Module):
         return given
 
 
-class GroupedCrossAttention(CrossAttention):
-    """Cross-attention in its form for long inputs; the query heads of a group are treated like rows."""
+class GroupedCrossAttention(nn.Module):
+    """Cross-attention whose keys and values several query heads share."""
 
     def __init__(self, config: T5GemmaModuleConfig, weights: Weights, name: str, i: int):
-        heads = heads_of(config)
-        scale = config.query_pre_attn_scalar**-0.5
-        super().__init__(weights, name, i, heads.key_value, scale, names=QKVO, bias=config.attention_bias)
-        self.groups = heads.query // heads.key_value
-        self.dim = heads.dim
-        self.softcap = config.attn_logit_softcapping
+        super().__init__()
+        bias, scale = config.attention_bias, config.query_pre_attn_scalar**-0.5
+        self.q_proj = linear(weights, f"{name}.q_proj", "cross_attention", bias=bias)
+        self.reader = GroupedReader(i, heads_of(config), scale, config.attn_logit_softcapping)
+        self.o_proj = linear(weights, f"{name}.o_proj", "cross_attention", bias=bias)
 
     def forward(self, op: Lowering, x: Value, step: Step) -> Value:
-        key, value = step.cross[self.layer]
-        query = op.Reshape(self.q_proj(op, x), [1, -1, self.heads, self.groups, self.dim])
-        query = op.Transpose(query, perm=[0, 2, 4, 3, 1])  # [1, H, D, G, S]
-        query = op.Reshape(query, [1, self.heads, self.dim, -1])
-        scores = op.matmul(key, query, scale=self.scale)  # [1, H, T, G S]
-        if self.softcap is not None:
-            scores = capped(op, scores, self.softcap)
-        chances = op.Softmax(op.Transpose(scores, perm=[0, 1, 3, 2]), axis=-1)
-        y = op.MatMul(value, op.Transpose(chances, perm=[0, 1, 3, 2]))  # [1, H, D, G S]
-        y = op.Reshape(y, [1, self.heads, self.dim, self.groups, -1])
-        y = op.Transpose(y, perm=[0, 4, 1, 3, 2])  # [1, S, H, G, D]
-        return self.out_proj(op, op.Reshape(y, [1, -1, self.heads * self.groups * self.dim]))
+        y, _ = self.reader(op, self.q_proj(op, x), step)
+        return self.o_proj(op, y)
 
 
 def block(op: Lowering, where: Value) -> Value:

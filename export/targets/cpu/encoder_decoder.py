@@ -12,7 +12,7 @@ from edge.export.facts.checkpoint import Checkpoint
 from edge.export.facts.tensors import Weight
 from edge.export.graph.blocks import MLP
 from edge.export.graph.caches import layouts
-from edge.export.graph.cross import CrossAttention
+from edge.export.graph.cross import Reader
 from edge.export.graph.encoder import encoder_graph
 from edge.export.graph.families import find_family
 from edge.export.graph.linear import Linear
@@ -46,7 +46,7 @@ def build_encoder_decoder(
     store = Weights(checkpoint, weights, writer)
     model: EncoderDecoder = family.build(config, store, max_context)
     kv, cross = layouts(model)
-    turned = next(m for m in model.decoder.modules() if isinstance(m, CrossAttention)).long_input
+    turned = next(m for m in model.decoder.modules() if isinstance(m, Reader)).long_input
     encoder = encoder_graph(model, cross, turned, CPU).graph
     decoder = step_graph(
         model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias, lower=CPU

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DOMAIN, VERSION = "com.microsoft", 1  # of onnxruntime's own operators
 BLOCK = 256  # logits that the search for the largest one looks at together
 END = np.iinfo(np.int64).max  # of a slice
+SCORES = 1  # what attention is asked for besides: its scores, before their softmax
 BIAS = 5  # which input of MultiHeadAttention is added to its scores
 
 
@@ -91,21 +92,30 @@ class CPU(Lowering):
     ) -> tuple[Value, Value, Value]:
         """Use one operator, which splits query, key and value at no cost. It has inputs for norms of queries and keys,
         but not on the CPU."""
-        if heads.dim % 8:
-            raise ExportError(f"The model's heads are {heads.dim} wide; onnxruntime's attention takes multiples of 8.")
-        attributes: dict[str, Any] = {
-            "num_heads": heads.query,
-            "kv_num_heads": heads.key_value,
-            "do_rotary": int(rope is not None),
-            "scale": scale,
-        }
+        attributes: dict[str, Any] = {"do_rotary": int(rope is not None), "scale": scale}
         if window is not None:
             attributes["local_window_size"] = window
         if softcap is not None:
             attributes["softcap"] = softcap
+        y, key, value = self._grouped_attention(parts, step, layer, heads, 3, rope, **attributes)
+        return y, key, value
+
+    def _grouped_attention(
+        self,
+        parts: Sequence[Value],
+        step: Step,
+        layer: int,
+        heads: Heads,
+        outputs: int,
+        rope: tuple[Value, Value] | None = None,
+        **attributes: Any,
+    ) -> Sequence[Value]:
+        """The operator's first outputs."""
+        if heads.dim % 8:
+            raise ExportError(f"The model's heads are {heads.dim} wide; onnxruntime's attention takes multiples of 8.")
         query, key, value = parts if len(parts) == 3 else [*parts, None, None]
         cos, sin = rope or (None, None)
-        return self.fused.GroupQueryAttention(
+        made: Sequence[Value] = self.fused.GroupQueryAttention(
             query,
             key,
             value,
@@ -116,9 +126,29 @@ class CPU(Lowering):
             sin,
             None if rope is None else step.position_ids,
             step.layer_biases.get(layer, step.attention_bias),
-            _outputs=3,
+            _outputs=outputs,
+            num_heads=heads.query,
+            kv_num_heads=heads.key_value,
             **attributes,
         )
+        return made
+
+    def attention_and_sums(
+        self, parts: Sequence[Value], step: Step, layer: int, *, heads: Heads, scale: float
+    ) -> tuple[Value, Value, Value, Value]:
+        """The operator gives its scores, too, where it is asked; those of later rows of the cache it leaves at 0."""
+        y, key, value, scores = self._grouped_attention(parts, step, layer, heads, 4, scale=scale, qk_output=SCORES)
+        sums = self.ReduceLogSumExp(self.Where(self._later(step), scalar(self, "never", -np.inf), scores), [3])
+        return y, key, value, self.Transpose(self.Squeeze(sums, [3]), perm=[0, 2, 1])
+
+    def _later(self, step: Step) -> Value:
+        if step.later is None:
+            total = self.Cast(step.total_sequence_length, to=ir.DataType.INT64)
+            new = self.Squeeze(self.Shape(step.position_ids, start=1, end=2), [0])
+            rows = self.Range(self.Constant(value_int=0), total, self.Constant(value_int=1))
+            own = self.Slice(rows, self.Reshape(self.Sub(total, new), [1]), self.Reshape(total, [1]))
+            step.later = self.Greater(self.Unsqueeze(rows, [0]), self.Unsqueeze(own, [1]))
+        return step.later
 
     def shared_attention(
         self,

@@ -44,6 +44,7 @@ CHECKED = "checked-"  # before the names of files that are there for the check a
 REFUSED = {
     "umt5": "biases the scores of each layer by itself",
     "t5gemma": "has an encoder with rotary positions",
+    "t5gemma2": "has an encoder with rotary positions",
     "gemma3n_text": "has layers that share keys and values",
     "gemma4_text": "has layers that share keys and values, or heads of several sizes",
 }

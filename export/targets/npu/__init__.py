@@ -47,6 +47,7 @@ EXTERNAL = 1024  # bytes of a constant from which on all graphs share it
 REFUSED = {
     "umt5": "biases the scores of each layer by itself",
     "t5gemma": "has an encoder with rotary positions",
+    "t5gemma2": "has an encoder with rotary positions",
     "gemma3n_text": "has layers that share keys and values",
     "gemma4_text": "has layers that share keys and values, or heads of several sizes",
 }

@@ -14,7 +14,7 @@ from edge.errors import ExportError
 from edge.export.facts.family import Heads
 from edge.export.facts.tensors import HEAD
 from edge.export.graph.blocks import Attention, Step
-from edge.export.graph.cross import CrossAttention
+from edge.export.graph.cross import Reader
 from edge.export.graph.families import find_family
 from edge.export.graph.families.t5 import DecoderBias, EncoderBias
 from edge.export.graph.stacks import Decoder, EncoderDecoder, TextStart
@@ -71,7 +71,7 @@ class StaticModel:
         self._weights = NPUWeights(checkpoint, matrices)
         decoder, whole = self._modules()
         self.heads: list[Heads] = [each.heads for each in decoder.modules() if isinstance(each, Attention)]
-        self.cross = [Heads(m.heads, m.heads, m.dim) for m in decoder.modules() if isinstance(m, CrossAttention)]
+        self.cross = [Heads(m.heads, m.heads, m.dim) for m in decoder.modules() if isinstance(m, Reader)]
         if len({heads.query // heads.key_value for heads in self.heads}) > 1:
             raise ExportError(
                 f"The layers of {checkpoint.name} share keys differently, and a graph for NPUs has one mask."

@@ -244,7 +244,7 @@ def test_values_are_judged_by_what_attention_makes_of_their_errors() -> None:
         def outputs() -> torch.Tensor:
             name = "model.layers.0.self_attn.o_proj.weight"
             with decoder.watch(0) as inputs:
-                return torch.cat([(decoder.run(0, h), inputs.by_weight[name])[1] for h in hidden])
+                return torch.cat([(decoder.run(0, h), inputs.by_weight[name][0])[1] for h in hidden])
 
         wanted, errors = outputs(), []
         for judge in "qv":  # queries are judged by their inputs alone
