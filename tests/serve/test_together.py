@@ -21,7 +21,6 @@ from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.batch.batch import Batch
 from edge.runtime.kernels.library import Kernels
 from edge.runtime.load_options import LoadOptions
-from edge.runtime.memory.footprint import SLACK
 from edge.runtime.memory.process import private_bytes
 from edge.serve.rooms import Rooms
 
@@ -190,7 +189,8 @@ def test_with_a_memory_limit_those_leave_that_were_not_asked_for_the_longest_tim
     asked = {"beams": 3, "context": 128}
     program = private_bytes()
     rooms = Rooms(dict(zip(names, bundles, strict=True)), 1 << 50, lambda name: LoadOptions(**asked))
-    limit = program + room * (max(map(rooms.need, names)) - program) + SLACK
+    most, least = max(map(rooms.need, names)), min(map(rooms.need, names))
+    limit = program + room * (most - program) + (least - program) // 2  # room for so many, and for no more
     with running(*bundles, memory=limit, **asked) as client:
         said = dict[str, str]()
         for name, expected in zip(("tiny", "other", "tiny", "third", "tiny"), there, strict=True):
