@@ -11,6 +11,7 @@ from edge.runtime.choose import choose
 from edge.runtime.embed.memory import bytes_of
 from edge.runtime.limits import DEFAULT_CONTEXT
 from edge.runtime.load_options import LoadOptions
+from edge.runtime.memory.footprint import SLACK
 from edge.runtime.memory.plan import RESERVE, needed
 from edge.runtime.memory.process import private_bytes
 from edge.runtime.options import DECODER, kind_of
@@ -39,10 +40,11 @@ class Rooms:
 
     def need(self, name: str) -> int:
         """Bytes of the process with this model alone, with which nothing of it is given up: 4,096 tokens of context, or
-        those that were asked for. The whole limit where that is less, or where there is no other model."""
+        those that were asked for; and what the process may grow by meanwhile. The whole limit where that is less, or
+        where there is no other model."""
         if name not in self._needs:
             alone = len(self._bundles) == 1
-            self._needs[name] = self._limit if alone else min(self._limit, self._ample(name))
+            self._needs[name] = self._limit if alone else min(self._limit, self._ample(name) + SLACK)
         return self._needs[name]
 
     def fit(self, names: list[str]) -> bool:
