@@ -41,6 +41,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 16},
     "lfm2": {"block_multiple_of": 32, "layer_types": ["conv", "full_attention"], "rope_parameters": ROTATION},
     "lfm2_moe": {
         **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1},

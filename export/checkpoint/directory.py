@@ -27,6 +27,7 @@ from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
 from edge.export.facts.experts import WHOLE
 from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import Format, QTensor
+from edge.export.graph.families import experts_of
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
@@ -96,9 +97,10 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if model is not None:
             parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
             buffers = model_config.buffer_shapes(model)
-            if experts := expert_shapes(self.config):
+            experts, sizes = expert_shapes(self.config), experts_of(self.config)
+            if sizes is not None:
                 parameters = {n: shape for n, shape in parameters.items() if not WHOLE.fullmatch(n)} | experts
-                found = one_by_one(found)
+                found = one_by_one(found, sizes)
             tied = model_config.tied_names(model)
             stored_as = places([*parameters, *buffers], model.base_model_prefix, tied)
             found = without_prefix(found, stored_as, root)

@@ -9,9 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from edge.export.checkpoint.model_config import refuse_leftovers
+from edge.export.checkpoint.quantized.mxfp4 import Stack
 from edge.export.checkpoint.stored import Stored, Tensor
-from edge.export.facts.experts import DOWN, GATE, OF_EXPERT, STACKED, UP, WHOLE, expert_name
-from edge.export.graph.families import find_family
+from edge.export.facts.experts import (
+    DOWN,
+    GATE,
+    OF_EXPERT,
+    STACKED,
+    UP,
+    WHOLE,
+    Experts,
+    expert_name,
+    member_of,
+)
+from edge.export.graph.families import experts_of, find_family
 
 # Mixtral's and LFM 2's names of an expert's matrices, and Granite's of those of all experts of a layer.
 _MEMBERS = {"w1": GATE, "w2": DOWN, "w3": UP}
@@ -25,28 +36,33 @@ _PARAMETER = re.compile(rf"(.+\.block_sparse_moe)\.({'|'.join(_PARAMETERS)})\.we
 
 
 def expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all experts' matrices by their names; of a model without experts none."""
-    family = find_family(str(config["model_type"]))[1]
-    given = SimpleNamespace(**config)
-    if family.layers is None or config.get("is_encoder_decoder") or not family.layers(given).has_experts(given):
+    """The shapes of all experts' tensors by their names; of a model without experts none."""
+    if experts_of(config) is None:
         return {}
-    return {name: shape for name, shape in family.tensors(given).items() if OF_EXPERT.fullmatch(name)}
+    shapes = find_family(str(config["model_type"]))[1].tensors(SimpleNamespace(**config))
+    return {name: shape for name, shape in shapes.items() if OF_EXPERT.fullmatch(name)}
 
 
-def one_by_one(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def one_by_one(found: Mapping[str, Tensor], experts: Experts) -> dict[str, Tensor]:
     """The tensors of a directory under transformers' names, those of all experts of a layer taken apart; nothing is
     copied."""
     made: dict[str, Tensor] = {}
     for stored, tensor in found.items():
         name = _named(stored)
         match = WHOLE.fullmatch(name)
-        if match is None or not isinstance(tensor, Stored) or len(tensor.shape) != 3:
+        if match is None or not isinstance(tensor, Stored | Stack) or len(tensor.shape) != (2 if match[3] else 3):
             made[name] = tensor
             continue
-        members = STACKED[match[2]]
-        for i, expert in enumerate(tensor.tensor):
-            for member, part in zip(members, expert.tensor_split(len(members)), strict=True):
-                made[expert_name(match[1], i, member)] = dataclasses.replace(tensor, tensor=part)
+        part, members = "bias" if match[3] else "weight", STACKED[match[2]]
+        for i in range(tensor.shape[0]):
+            for place, member in enumerate(members):
+                made[expert_name(match[1], i, member, part)] = (
+                    tensor.member(i, place, len(members), turned=experts.turned)
+                    if isinstance(tensor, Stack)
+                    else dataclasses.replace(
+                        tensor, tensor=member_of(tensor.tensor[i], place, len(members), turned=experts.turned)
+                    )
+                )
     return made
 
 

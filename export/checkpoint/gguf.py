@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
+from edge.export.checkpoint.quantized import mxfp4
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
 from edge.export.facts.experts import OF_EXPERT, STACK, expert_name, first_of
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
@@ -39,7 +40,7 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F16: np.float16,
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
-FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
+FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True), "MXFP4": Format(8, _BLOCK, True)}
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 
@@ -112,13 +113,13 @@ class GGUFCheckpoint(Checkpoint):
 
     def blocks(self, name: str) -> QTensor | None:
         source = self._sources[name]
-        kind = self.header.tensors[source].type
+        kind = self.stored_type(name)
         if self.form(name) is None:
             return None
         raw = self._raw(name)
         if (places := self._places(name)) is not None:
             raw = raw[places]
-        blocks = _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
+        blocks = {"Q4_0": _q4_0, "Q8_0": _q8_0, "MXFP4": _mxfp4}[kind](raw)
         finite(blocks.scales, source, self.header.path)
         return blocks
 
@@ -163,13 +164,13 @@ class GGUFCheckpoint(Checkpoint):
         """Name the matrices of tensors that are several."""
         for name, source in [*self._sources.items()]:
             shape = self.header.tensors[source].shape
-            if len(shape) != 3:
+            if len(shape) != (2 if name.endswith(".bias") else 3):
                 continue
             parts: dict[str, int] = {}
             if name.removesuffix(".weight") in self._gguf.stacked.values():
                 parts = {name.replace(".weight", f".{i}.weight"): i for i in range(shape[0])}
             elif match := STACK.fullmatch(name):
-                parts = {expert_name(match[1], i, match[2]): i for i in range(shape[0])}
+                parts = {expert_name(match[1], i, match[2], match[3]): i for i in range(shape[0])}
             if parts:
                 del self._sources[name]
                 self._sources |= dict.fromkeys(parts, source)
@@ -258,11 +259,20 @@ def _joined(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _q4_0(raw: NDArray[np.uint8]) -> QTensor:
     """Blocks of a float16 scale and 16 bytes: the low halves are weights 0..15, the high halves 16..31."""
-    n = raw.shape[0]
-    blocks = raw.reshape(n, -1, 2 + _BLOCK // 2)
-    packed = blocks[:, :, 2:]
-    q = np.concatenate([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1).reshape(n, -1)
+    blocks = raw.reshape(raw.shape[0], -1, 2 + _BLOCK // 2)
+    q = _nibbles(blocks[:, :, 2:])
     return QTensor(bits=4, block_size=_BLOCK, q=q, scales=_scales(blocks), zero_points=None, method="Q4_0")
+
+
+def _mxfp4(raw: NDArray[np.uint8]) -> QTensor:
+    """Blocks of an exponent and 16 bytes, as those of Q4_0: floats of 4 bits, twice which are whole numbers of 5."""
+    blocks = raw.reshape(raw.shape[0], -1, 1 + _BLOCK // 2)
+    return mxfp4.exact(_nibbles(blocks[:, :, 1:]), blocks[:, :, 0])
+
+
+def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    halves = [packed & np.uint8(0x0F), packed >> np.uint8(4)]
+    return np.concatenate(halves, axis=-1).reshape(packed.shape[0], -1)
 
 
 def _q8_0(raw: NDArray[np.uint8]) -> QTensor:

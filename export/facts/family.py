@@ -46,6 +46,7 @@ PRE_NORM = Norms()  # Llama's
 
 Biased = bool | Sequence[str]  # whether the projections of a block have a bias, or which of them
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+SINKS = "sinks"  # of attention
 BLOCKS = ("self_attn", "mlp")  # of a layer, unless the family calls the second one otherwise
 
 
@@ -102,6 +103,7 @@ class LlamaLike:
     side, instead of in the two halves of a head. query_growth (b, n): queries at position p are multiplied by
     1 + b ln(1 + floor(p / n)). output_norms: of what attention's and the feed-forward block's last projection reads.
     output_gate: queries come with as many channels, next to them in each head, whose sigmoids multiply what is read.
+    sinks: each head has a score that takes its share of the weights, and no value.
     mixer: what a layer has in place of attention, if anything. beside: it has that next to attention, which reads the
     same, and what attention and mixer make is multiplied by these two and added. experts: those of a layer that has
     some in place of its feed-forward block, in the block of its name. expert_block: where they stand instead, next to
@@ -129,6 +131,7 @@ class LlamaLike:
     query_growth: tuple[float, int] | None = None
     output_norms: tuple[str, str] | None = None
     output_gate: bool = False
+    sinks: bool = False
     mixer: Callable[[int], Mixer | None] = lambda layer: None
     experts: Callable[[int], Experts | None] = lambda layer: None
     expert_block: str | None = None
@@ -145,10 +148,6 @@ class LlamaLike:
     head_scale: float = 1.0
     softcap: float | None = None
     both_ways: bool = False  # tokens attend to those after them too, as far as the window goes
-
-    def has_experts(self, config: Any) -> bool:
-        """True if some layers have experts."""
-        return any(self.experts(i) is not None for i in range(config.num_hidden_layers))
 
     def attends(self, layer: int) -> bool:
         """True if a layer has attention."""
@@ -176,6 +175,8 @@ class LlamaLike:
         if self.qk_norm is not None and self.attends(i):
             for name, rows in zip(self.qk_names, (query, key_value), strict=True):
                 layer[f"self_attn.{name}.weight"] = (rows if self.qk_norm == "all" else heads.dim,)
+        if self.sinks and self.attends(i):
+            layer[f"self_attn.{SINKS}"] = (heads.query,)
         if self.output_norms is not None:
             for block, name, size in zip(BLOCKS, self.output_norms, (query, wide), strict=True):
                 layer[f"{block}.{name}.weight"] = (size,)

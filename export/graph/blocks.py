@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.facts.family import QKVO, Biased, Heads, has_bias
+from edge.export.facts.family import QKVO, SINKS, Biased, Heads, has_bias
 from edge.export.graph.linear import Projections, linear
 from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
 from edge.export.graph.weights import Weights
@@ -127,7 +127,7 @@ class Attention(nn.Module):
     their names; qk_rotated: they come after the rotation. interleaved: the checkpoint has rotated pairs side by side.
     output_norm: of what the output's projection reads. output_gate: queries come with as many channels, next to them in
     each head, whose sigmoids multiply what is read. scale multiplies the scores, 1 / sqrt(head dim) where it is
-    None; softcap bounds them.
+    None; softcap bounds them. sinks: each head has a score that takes its share of the weights, and no value.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class Attention(nn.Module):
         output_gate: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
+        sinks: bool = False,
     ):
         super().__init__()
         self.layer = layer
@@ -164,6 +165,7 @@ class Attention(nn.Module):
         self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=has_bias(bias, output))
         self.scale = heads.dim**-0.5 if scale is None else scale
         self.softcap = softcap
+        self.sinks = weights.vector([f"{name}.{SINKS}"], f"{name}.{SINKS}", "attention") if sinks else None
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if qk_norm is not None:
@@ -191,6 +193,7 @@ class Attention(nn.Module):
             window=self.window,
             softcap=self.softcap,
             norms=norms,
+            sinks=self.sinks,
         )
         step.present[self.layer] = (key, value)
         y = take(op, y, rows)

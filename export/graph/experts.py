@@ -5,6 +5,10 @@ B is the number of sequences, S the number of new tokens of each, E the number o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 from onnxscript import nn
 
 from edge.errors import ExportError
@@ -21,6 +25,7 @@ from edge.export.graph.weights import (
     view,
 )
 
+MEMBERS = (GATE, UP), (DOWN,)  # whose rows stand in turns
 SILU = ("silu", "swish")  # transformers' names of the activation that operators over experts have
 
 
@@ -54,32 +59,50 @@ class ExpertMatrix(nn.Module):
         return self
 
 
+def _bias(weights: Weights, block: str, count: int, members: Sequence[str]) -> nn.Parameter:
+    """The biases [E, rows] of the experts' matrices, those of `members` in turns."""
+    names = [expert_name(block, i, member, "bias") for i in range(count) for member in members]
+
+    def in_turns(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return values.reshape(count, len(members), -1).swapaxes(1, 2).reshape(count, -1)
+
+    return weights.vector(names, f"{block}.experts.{'_'.join(members)}.bias", "experts", in_turns)
+
+
 class MixtureOfExperts(nn.Module):
     """The block `name` of experts; see `Experts`. activation: of gates, by transformers' name.
 
     Raises:
-        ExportError: another activation than SiLU.
+        ExportError: another activation than SiLU, or gpt-oss's.
     """
 
     def __init__(self, weights: Weights, name: str, sizes: Experts, activation: str):
         super().__init__()
-        if activation not in SILU:
+        if activation not in SILU and sizes.clamped is None:
             raise ExportError(f"The model's experts have the activation {activation!r}; only silu is computed here.")
         self.sizes = sizes
         self.router = weights.vector([f"{name}.{sizes.router}.weight"], f"{name}.{sizes.router}.weight", "router")
+        of_router = f"{name}.{sizes.router}.bias"
+        self.router_bias = weights.vector([of_router], of_router, "router") if sizes.biased else None
         bias = None if sizes.bias is None else f"{name}.{sizes.bias}"
         self.bias = None if bias is None else weights.vector([bias], bias, "router")
         self.matrices = nn.ModuleList([ExpertMatrix(each, sizes.count) for each in _stored(weights, name, sizes.count)])
+        self.gate_up_bias, self.down_bias = (
+            _bias(weights, name, sizes.count, members) if sizes.biased else None for members in MEMBERS
+        )
 
     def forward(self, op: Lowering, x: Value) -> Value:
         """Compute [B, S, H] from [B, S, H]."""
         scores = op.matmul(x, self.router, transposed=True)
+        if self.router_bias is not None:
+            scores = op.Add(scores, self.router_bias)
         chances = None
         if self.sizes.sigmoids:
             scores = chances = op.Sigmoid(scores)
             if self.bias is not None:
                 scores = op.Add(scores, self.bias)
-        made = op.experts(x, scores, chances, self.sizes, [matrix(op) for matrix in self.matrices])
+        biases = [bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None]
+        made = op.experts(x, scores, chances, self.sizes, [matrix(op) for matrix in self.matrices], biases)
         return scaled(op, made, self.sizes.scale, "experts_scale")
 
 
@@ -108,5 +131,5 @@ def _stored(weights: Weights, block: str, count: int) -> list[Stored]:
             "experts",
             size,
         )
-        for members in ((GATE, UP), (DOWN,))
+        for members in MEMBERS
     ]

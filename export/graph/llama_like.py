@@ -75,6 +75,7 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         name = f"model.layers.{i}.self_attn"
         if like.both_ways:
             return BothWays(weights, name, i, heads, **common)
+        common["sinks"] = like.sinks
         common |= {"qk_names": like.qk_names, "qk_rotated": like.qk_rotated, "interleaved": like.interleaved}
         return Attention(weights, name, i, heads, output_norm=norm, output_gate=like.output_gate, **common)
 

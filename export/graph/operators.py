@@ -128,13 +128,14 @@ class Lowering(OpBuilder, ABC):
         window: int | None,
         softcap: float | None,
         norms: HeadNorms | None,
+        sinks: Value | None = None,
     ) -> tuple[Value, Value, Value]:
         """Causal self-attention over a layer's cache, which grows in place: the result, and the cache's key and value.
 
         parts: query, key and value, each [B, S, heads * dim], or one value with all three packed. rope: tables
         of cosines and sines by which queries and keys are rotated; None: they are not. window: how many tokens, itself
         included, a token attends to. softcap: bounds the scores. norms: of the heads, before they are rotated, where
-        `norms_heads`.
+        `norms_heads`. sinks [heads]: scores that take their share of each head's weights, and have no value.
         """
 
     def shared_attention(
@@ -231,10 +232,11 @@ class Lowering(OpBuilder, ABC):
         weights: Value | None,
         sizes: Experts,
         matrices: Sequence[ExpertMatrix],
+        biases: Sequence[Value],
     ) -> Value:
         """What the experts with the highest scores make of each token, added up with their weights: [B, S, H] to the
         same. scores [B, S, E]; weights: of the same shape; None: the softmax of the scores. matrices: gate and up in
-        turns, and down; or all three, of a GGUF file."""
+        turns, and down; or all three, of a GGUF file. biases: of gate and up in turns, and of down; or none."""
         raise ExportError(NO_EXPERTS)
 
     # Activations

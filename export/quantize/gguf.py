@@ -45,6 +45,8 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         kind, values = checkpoint.stored_type(name), checkpoint.read(name)
         if kind in FLOATS and all(checkpoint.stored_type(other) in FLOATS for other in _of_one_operator(name)):
             return FloatTensor(values.astype(np.float16) if kind == "F16" else values)
+        if kind == "MXFP4" and (exact := checkpoint.blocks(name)) is not None:
+            return exact
         return round_to_nearest(values, 8, INT8_BLOCK)
 
     return LazyWeights(names, make)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.family import heads_of, window_of
+from edge.export.facts.family import SINKS, heads_of, window_of
 from edge.export.facts.progress import Progress
 from edge.export.facts.tensors import EMBEDDING, HEAD, halves
 from edge.export.graph.families import find_family
@@ -217,7 +217,8 @@ class Reference:
         if like.query_growth is not None:
             query = query * query_scales(like.query_growth, len(x))[at, None]
         cap = like.attention_softcap
-        y = np.concatenate([_attended(query, key, value, text, window, cap, observer) for text in texts], 1)
+        sinks = self._checkpoint.read(f"{name}.{SINKS}") if like.sinks else None
+        y = np.concatenate([_attended(query, key, value, text, window, cap, sinks, observer) for text in texts], 1)
         y = y.swapaxes(0, 1).reshape(len(x), -1)
         if like.output_gate:
             y = y / (1 + np.exp(-gate))
@@ -329,10 +330,11 @@ def _attended(
     text: slice,
     window: int | None,
     cap: float | None,
+    sinks: Floats | None,
     observer: Observer | None,
 ) -> Floats:
     """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries.
-    cap: what bounds scores."""
+    cap: what bounds scores. sinks: of each head, another score, whose value is zeros."""
     query, key, value = query[:, text], key[:, text], value[:, text]
     group, count = len(query) // len(key), query.shape[1]
     y = np.empty_like(query)
@@ -343,9 +345,11 @@ def _attended(
         for head, each in enumerate(query[:, start:stop]):
             scores = _capped(each @ key[head // group, :stop].T, cap)
             np.copyto(scores, -np.inf, where=hidden)
-            scores -= scores.max(-1, keepdims=True)
+            most = scores.max(-1, keepdims=True)
+            scores -= most
             np.exp(scores, out=scores)
-            scores /= scores.sum(-1, keepdims=True)
+            total = scores.sum(-1, keepdims=True)
+            scores /= total if sinks is None else total + np.exp(sinks[head] - most)
             if observer is not None:
                 observer.scores(head, scores, slice(text.start, text.start + stop))
             y[head, start:stop] = scores @ value[head // group, :stop]

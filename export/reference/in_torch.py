@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.facts.experts import STACKED, WHOLE, expert_name, parameter_of
+from edge.export.facts.experts import STACKED, WHOLE, expert_name, member_of, parameter_of
 from edge.export.facts.progress import Progress
+from edge.export.graph.families import experts_of
 from edge.runtime.check.perplexity import LogitsSource, pieces
 
 if TYPE_CHECKING:
@@ -109,12 +110,14 @@ def read_torch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> tor
 
 def _of_experts(checkpoint: Checkpoint, parameter: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """A parameter that is made of the matrices of all experts."""
-    match = WHOLE.fullmatch(parameter)
-    assert match is not None
-    block, members = match[1], STACKED[match[2]]
+    match, experts = WHOLE.fullmatch(parameter), experts_of(checkpoint.config)
+    assert match is not None and experts is not None
+    block, members, part = match[1], STACKED[match[2]], "bias" if match[3] else "weight"
     values = np.empty(shape, np.float32)
-    for i, rows in enumerate(values):
-        np.concatenate([checkpoint.read(expert_name(block, i, member)) for member in members], out=rows)
+    for i, of_expert in enumerate(values):
+        for place, member in enumerate(members):
+            rows = member_of(of_expert, place, len(members), turned=experts.turned)
+            rows[...] = checkpoint.read(expert_name(block, i, member, part))
     return values
 
 

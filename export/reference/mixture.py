@@ -7,21 +7,32 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.experts import DOWN, GATE, UP, Experts
+from edge.export.facts.experts import DOWN, GATE, UP, Clamped, Experts
 
 Floats = NDArray[np.float32]
 
 
 def mixture(sizes: Experts, x: Floats, read: Callable[[str], Floats], activation: Callable[[Floats], Floats]) -> Floats:
     """What a block of experts makes of rows [T, H]. read: gives a tensor of the block by its name in it."""
-    chosen, shares = routed(sizes, x @ read(f"{sizes.router}.weight").T, read)
+
+    def product(name: str, rows: Floats) -> Floats:
+        made = rows @ read(f"{name}.weight").T
+        return made + read(f"{name}.bias") if sizes.biased else made
+
+    chosen, shares = routed(sizes, product(sizes.router, x), read)
     made = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows, places = np.nonzero(chosen == expert)
-        gate, up, down = (read(f"experts.{expert}.{name}.weight") for name in (GATE, UP, DOWN))
-        inner = activation(x[rows] @ gate.T) * (x[rows] @ up.T)
-        made[rows] += (inner @ down.T) * shares[rows, places, None]
+        gate, up = (product(f"experts.{expert}.{name}", x[rows]) for name in (GATE, UP))
+        inner = activation(gate) * up if sizes.clamped is None else _clamped(sizes.clamped, gate, up)
+        made[rows] += product(f"experts.{expert}.{DOWN}", inner) * shares[rows, places, None]
     return made * np.float32(sizes.scale)
+
+
+def _clamped(how: Clamped, gate: Floats, up: Floats) -> Floats:
+    gate = np.minimum(gate, np.float32(how.limit))
+    up = np.clip(up, -np.float32(how.limit), np.float32(how.limit))
+    return np.asarray(gate / (1 + np.exp(-np.float32(how.alpha) * gate)) * (up + 1), np.float32)
 
 
 def routed(sizes: Experts, scores: Floats, read: Callable[[str], Floats]) -> tuple[NDArray[np.int64], Floats]:

@@ -248,7 +248,9 @@ class Maker {
     if (r.once_in(3)) made.node.attributes["scale"] = 0.25f;
     if (r.once_in(4)) made.node.attributes["softcap"] = r.of({0.5f, 30.0f, 0.0f});
     auto& inputs = made.node.inputs;
-    inputs.resize(bytes ? 14 : biased ? 11 : rotary ? 10 : 7);
+    const bool sinks = r.once_in(4);
+    inputs.resize(bytes ? 14 : sinks ? 12 : biased ? 11 : rotary ? 10 : 7);
+    if (sinks) inputs[11] = Floats({heads});
     inputs[0] = packed ? packed : Floats({batch, tokens, (heads + (apart ? 0 : 2 * kv_heads)) * dim});
     if (apart)
       for (int i : {1, 2}) inputs[i] = Floats({batch, shared ? 0 : tokens, kv_heads * dim});

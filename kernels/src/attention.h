@@ -37,6 +37,7 @@ struct Attention {
   size_t bias_head, bias_token;
   int all = 0;    // keys that every token attends to, where they are not of the text itself
   float cap = 0;  // what bounds scores, as cap * tanh(score / cap), before a bias is added; 0 for none
+  const float* sinks = nullptr;  // of each head, a score that takes its share of the weights and has no value; or null
 
   int group() const { return heads / kv_heads; }
   // The rows that a token attends to, from the first to one after the last.

@@ -28,7 +28,8 @@ inline void ExpectBias(const Named& who, const ort::Tensor& bias, int64_t batch,
 }
 
 struct GroupQueryInputs {
-  ort::Tensor query, key, value, past_key, past_value, last, total, cos, sin, positions, bias, key_scale, value_scale;
+  ort::Tensor query, key, value, past_key, past_value, last, total, cos, sin, positions, bias, sink, key_scale,
+      value_scale;
   int batch, tokens, dim, rows, capacity;  // rows: of the cache before the step; capacity: and after it
   int sequences;                           // of the cache: more than the batch's where the step is for some of them
   const Some* some;
@@ -49,9 +50,9 @@ struct GroupQueryInputs {
         sin(call.input(8)),
         positions(call.input(9)),
         bias(call.input(10)),
+        sink(call.input(11)),
         key_scale(call.input(12)),
         value_scale(call.input(13)) {
-    ExpectNone(call, "head_sink", call.has_input(11));
     Expect(call, "query", query, ort::kFloat, {kAnySize, kAnySize, kAnySize});
     batch = Within(call, "the number of sequences", query.shape[0]);
     tokens = Within(call, "the number of tokens", query.shape[1], 1, kMostRows / heads);
@@ -75,6 +76,7 @@ struct GroupQueryInputs {
     CheckLengths(call, kv_heads);
     CheckRotary(call, rotary);
     if (bias.there) ExpectBias(call, bias, batch, heads, tokens, all());
+    if (sink.there) Expect(call, "head_sink", sink, ort::kFloat, {heads});
   }
 
   int all() const { return *total.as<int32_t>(); }

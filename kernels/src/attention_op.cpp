@@ -84,8 +84,14 @@ class Attends : public Kernel {
     });
   }
 
-  void Put(const Attention& a, int kv, int row, const float* state, const float* of_value, float* out) const {
+  void Put(const Attention& a, int kv, int row, float* state, const float* of_value, float* out) const {
     const int token = row / a.group(), head = kv * a.group() + row % a.group();
+    if (a.sinks) {  // after all keys, as a chunk of one key whose value is zeros
+      thread_local std::vector<float> sink(StateSize(kLargestHead));
+      sink[0] = a.sinks[head];
+      sink[1] = 1;
+      form_.merge(a.dim, state, sink.data());
+    }
     form_.finish(a.dim, state, of_value ? of_value + kv * a.dim : nullptr,
                  out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
   }
@@ -200,6 +206,7 @@ class GroupQuery : public Attends {
       Attention a{heads_,   kv_heads_,  dim,     tokens,         past,         capacity, window_, bytes, rotated,
                   all_keys, all_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0,     0,
                   cap_};
+      a.sinks = in.sink.as<float>();
       if (in.bias.there) {
         const size_t of_head = static_cast<size_t>(tokens) * in.bias.shape[3];
         a.bias_token = in.bias.shape[3];

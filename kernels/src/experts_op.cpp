@@ -4,7 +4,8 @@
 // A matrix of all experts is one here, whose columns are those of expert after expert: of a step, the panels of the
 // experts that its tokens have chosen are read, each once, and no others. What a matrix is made of stands in attributes
 // that begin with its name, as those of MatMulNBits: `gate.`, `up.` and `down.`; without `up.N` gate has the columns of
-// both in turns.
+// both in turns. Inputs 3 and 4 are biases: of gate and up in turns, and of down, for each expert. The activation is
+// gate * sigmoid(alpha * gate) * (up + beta), of a gate up to `limit` and an up within it, 0 for none.
 //
 // A row's result is made of that row alone: what its experts give is added up in the order of their scores.
 #include <algorithm>
@@ -46,6 +47,9 @@ class Experts : public Kernel {
         count_(node.number("experts", 0, 1, kMostExperts)),
         chosen_(node.number("k", 0, 1, count_)),
         normalized_(node.number("normalize_routing_weights", 0, 0, 1)),
+        alpha_(node.real("alpha", 1)),
+        beta_(node.real("beta", 0)),
+        limit_(node.real("limit", 0)),
         gate_(Read(node, "gate.")),
         down_(Read(node, "down.")),
         up_(node.number("up.N", 0, 0, kLongestRow) ? Read(node, "up.") : nullptr) {
@@ -55,6 +59,7 @@ class Experts : public Kernel {
       Refuse(node, "up is not of gate's size");
     if (Columns(node, "down", *down_) != width_ || down_->inputs != wide_)
       Refuse(node, "down does not read what gate and up give, or does not give what they read");
+    if (alpha_ <= 0 || limit_ < 0) Refuse(node, "alpha is ", alpha_, " and limit ", limit_, "; no activation has those");
     if (wide_ % kPanel) Refuse(node, "an expert has ", int64_t{wide_}, " channels, which do not fill panels");
   }
 
@@ -64,6 +69,9 @@ class Experts : public Kernel {
     const int64_t tokens = rows.elements() / width_;
     Expect(call, "router_probs", scores, ort::kFloat, {tokens, count_});
     if (weights.there) Expect(call, "router_weights", weights, ort::kFloat, {tokens, count_});
+    const ort::Tensor gate_bias = call.input(3), down_bias = call.input(4);
+    if (gate_bias.there) Expect(call, "fc1_experts_bias", gate_bias, ort::kFloat, {count_, 2 * int64_t{wide_}});
+    if (down_bias.there) Expect(call, "fc2_experts_bias", down_bias, ort::kFloat, {count_, width_});
     const int blocks = std::max(gate_->padded, down_->padded) / 16;
     const int places = Within(call, "the number of rows", Times(tokens, chosen_), 0, kMostBlocks / (2 * blocks));
     float* out = call.floats(0, rows.shape.data(), rows.rank);
@@ -94,7 +102,8 @@ class Experts : public Kernel {
     });
     const Rounded read = Round(call, {gate_.get(), up_.get()}, wide, places);
     const auto gates = Pieces(groups, wide_ / kPanel, 2 * gate_->panel_bytes());
-    call.team.Share(gates.size(), [&](size_t i) { Gate(read, gates[i], inner); });
+    const float* of_gate = gate_bias.there ? gate_bias.as<float>() : nullptr;
+    call.team.Share(gates.size(), [&](size_t i) { Gate(read, gates[i], of_gate, inner); });
     const Rounded made = Round(call, {down_.get()}, inner, places);
     const auto downs = Pieces(groups, width_ / kPanel, down_->panel_bytes());
     call.team.Share(downs.size(), [&](size_t i) {
@@ -110,7 +119,12 @@ class Experts : public Kernel {
         std::fill(sum, sum + width_, 0.0f);
         for (int n = m * chosen_; n < (m + 1) * chosen_; n++) {
           const float *from = wide + static_cast<size_t>(place_of[n]) * width_, share = shares[n];
-          for (int i = 0; i < width_; i++) sum[i] += share * from[i];
+          if (!down_bias.there) {
+            for (int i = 0; i < width_; i++) sum[i] += share * from[i];
+            continue;
+          }
+          const float* more = down_bias.as<float>() + static_cast<size_t>(experts[n]) * width_;
+          for (int i = 0; i < width_; i++) sum[i] += share * (from[i] + more[i]);
         }
       }
     });
@@ -189,8 +203,8 @@ class Experts : public Kernel {
             rounded.floats + at * matrix.inputs};
   }
 
-  // What gate and up make of a piece: panels of what down reads.
-  void Gate(const Rounded& read, const Piece& piece, float* inner) const {
+  // What gate and up make of a piece: panels of what down reads. bias: of all experts, or null.
+  void Gate(const Rounded& read, const Piece& piece, const float* bias, float* inner) const {
     thread_local std::vector<float> room, apart;
     const Group& group = piece.group;
     const int width = (piece.last - piece.first) * kPanel, panels = wide_ / kPanel;
@@ -203,8 +217,9 @@ class Experts : public Kernel {
       const int before = 2 * (group.expert * panels + piece.first);
       gate_->Multiply(form_, Of(read, *gate_, group), both, 2 * width, before, before + 2 * (piece.last - piece.first));
     }
+    if (bias) bias += 2 * (static_cast<size_t>(group.expert) * wide_ + piece.first * kPanel);
     for (int m = 0; m < group.count; m++) {
-      const float* from = both + static_cast<size_t>(m) * 2 * width;
+      float* from = both + static_cast<size_t>(m) * 2 * width;
       if (!up_) {
         float* parted = ort::Reserve(apart, 2 * width);
         for (int i = 0; i < width; i++) {
@@ -213,8 +228,27 @@ class Experts : public Kernel {
         }
         from = parted;
       }
+      for (int i = 0; bias && i < width; i++) {
+        from[i] += bias[2 * i];
+        from[width + i] += bias[2 * i + 1];
+      }
+      Prepare(from, width);
       form_.rows.silu_gate(from, width,
                            inner + static_cast<size_t>(group.first + m) * wide_ + piece.first * kPanel);
+    }
+  }
+
+  // Gates and ups, each `width`, of which silu(gate) * up then is the activation.
+  void Prepare(float* from, int width) const {
+    float* up = from + width;
+    for (int i = 0; limit_ != 0 && i < width; i++) {  // what is no number stays so
+      from[i] = std::min(from[i], limit_);
+      up[i] = std::min(std::max(up[i], -limit_), limit_);
+    }
+    if (alpha_ == 1 && beta_ == 0) return;
+    for (int i = 0; i < width; i++) {
+      from[i] *= alpha_;
+      up[i] = (up[i] + beta_) / alpha_;
     }
   }
 
@@ -231,6 +265,7 @@ class Experts : public Kernel {
   const Form& form_;
   int count_, chosen_;
   bool normalized_;
+  float alpha_, beta_, limit_;
   std::unique_ptr<Matrix> gate_, down_, up_;
   int width_ = 0, wide_ = 0;  // of a row, and within an expert
 };
@@ -238,7 +273,11 @@ class Experts : public Kernel {
 const Operator kExperts{
     "QMoE",
     Make<Experts>,
-    {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}},
+    {{ort::kFloat, ort::kRequired},
+     {ort::kFloat, ort::kRequired},
+     {ort::kFloat, ort::kOptional},
+     {ort::kFloat, ort::kOptional},
+     {ort::kFloat, ort::kOptional}},
     {{ort::kFloat, ort::kRequired}},
 };
 

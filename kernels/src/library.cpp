@@ -57,8 +57,12 @@ EDGE_EXPORT int edge_largest_head() { return kLargestHead; }
 // The most rows of a state of linear attention. A library without this function has no operators over states.
 EDGE_EXPORT int edge_most_state_rows() { return kMostStateRows; }
 
-// Whether there are the operators QMoE and FusedMatMul. A library without this function has neither.
-EDGE_EXPORT int edge_experts() { return 1; }
+// What experts may have, of which each number has all before: 1: the operators QMoE and FusedMatMul are there; 2: biases,
+// and gates with a limit. A library without this function has neither operator.
+EDGE_EXPORT int edge_experts() { return 2; }
+
+// Whether heads of attention may have sinks. Those of a library without this function have none.
+EDGE_EXPORT int edge_head_sinks() { return 1; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

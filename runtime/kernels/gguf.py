@@ -6,9 +6,11 @@ A bundle's graph has them as operators of the domain `edge.gguf`:
   number of the matrices, are attributes; of matrix i also `part.<i>.type`, the file's number of its type, `part.<i>.N`,
   its rows in the file, and `part.<i>.heads`: see `GgufMatrix`. The bias may be missing.
 - ``GgufRows(ids, W)``: rows [..., K] of one matrix, which is part 0.
-- ``GgufExperts(A, scores, weights, gate, up, down)``: what onnxruntime's QMoE makes of its first two inputs and its
-  15th, over three matrices, each of which has the rows of expert after expert. Their attributes are those above, after
-  `gate.`, `up.` and `down.`; `experts` is the number of these, and `k` and `normalize_routing_weights` are QMoE's.
+- ``GgufExperts(A, scores, weights, gate, up, down, biases...)``: what onnxruntime's QMoE makes of its first two inputs
+  and its 15th, over three matrices, each of which has the rows of expert after expert. Their attributes are those
+  above, after `gate.`, `up.` and `down.`; `experts` is the number of these, and `k` and `normalize_routing_weights` are
+  QMoE's. The two biases may be missing: of gate and up in turns, and of down. `alpha`, `beta` and `limit` are QMoE's
+  of the activation; each may be missing.
 
 A matrix is a uint8 tensor of its bytes, in `weights.bin` or in a file outside of the bundle.
 """
@@ -29,6 +31,7 @@ MATMUL, ROWS_OF, EXPERTS_OF = "MatMulGguf", "GgufRows", "GgufExperts"
 FIRST = {MATMUL: 2, ROWS_OF: 1, EXPERTS_OF: 3}  # the input that is the first matrix
 OF_EXPERTS = ("gate.", "up.", "down.")  # what the attributes of their matrices begin with
 CHOICE = ("k", "normalize_routing_weights", "experts")
+GATES = ("alpha", "beta", "limit")
 FACTS = ("N", "type", "heads")  # of a matrix
 UINT8 = 2  # TensorProto.DataType
 MOST_PARTS = 16
@@ -63,7 +66,8 @@ def make_ours(node: Any) -> None:
         set_inputs(node, [node.input[0], "", "", "", "", node.input[1]])
     elif node.op_type == EXPERTS_OF:
         node.op_type = EXPERTS
-        set_inputs(node, [*node.input[: FIRST[EXPERTS_OF]]])
+        first = FIRST[EXPERTS_OF]
+        set_inputs(node, [*node.input[:first], *node.input[first + len(OF_EXPERTS) :]])
     else:
         set_inputs(node, [node.input[0]])
 
@@ -80,8 +84,11 @@ def check_supported(kernels: Kernels, found: list[tuple[Any, dict[str, GgufMatri
     """Raise BundleError if the kernels do not compute an operator, or the rows of a matrix do not have the bytes of its
     type."""
     for node, matrices in found:
-        if node.op_type == EXPERTS_OF and not kernels.experts:
-            raise BundleError(f"A graph has experts, which {LACKING}")
+        if node.op_type == EXPERTS_OF:
+            more = len(node.input) > FIRST[EXPERTS_OF] + len(OF_EXPERTS)
+            more |= any(attribute.name in GATES for attribute in node.attribute)
+            if not (kernels.biased_experts if more else kernels.experts):
+                raise BundleError(f"A graph has experts, which {LACKING}")
         for matrix in matrices.values():
             panel = kernels.gguf_panel(matrix.layout) if kernels.gguf_bytes(matrix.layout) else None
             if panel is None or panel.row != matrix.row:
@@ -95,10 +102,10 @@ def _matrices(node: Any, stored: Mapping[str, Any]) -> dict[str, GgufMatrix]:
         raise _strange(node)
     found, first = dict[str, GgufMatrix](), FIRST[node.op_type]
     if node.op_type == EXPERTS_OF:
-        known, inputs = {*CHOICE}, [*node.input[first:]]
-        if len(inputs) != len(OF_EXPERTS):
+        known, inputs = {*CHOICE, *GATES}, [*node.input[first:]]
+        if len(inputs) not in (len(OF_EXPERTS), len(OF_EXPERTS) + 2):
             raise _strange(node)
-        for prefix, name in zip(OF_EXPERTS, inputs, strict=True):
+        for prefix, name in zip(OF_EXPERTS, inputs, strict=False):
             found |= _side_by_side(node, prefix, [name], stored)
     else:
         known = set[str]()

@@ -301,7 +301,7 @@ def _matrices(node: Any, stored: dict[str, Any], kernels: Kernels) -> dict[str, 
     if (node.op_type, node.domain) == (EXPERTS, THEIRS) and kernels.experts:
         from edge.runtime.kernels.mixtures import matrices_of
 
-        found = matrices_of(node, stored, _start)
+        found = matrices_of(node, stored, _start, biased=kernels.biased_experts)
         fit = all(each.block in BLOCKS and kernels.packed_bytes(layout_of(each)) for each in found.values())
         return found if fit else {}
     matrix = _matrix(node, stored, kernels)

@@ -69,10 +69,11 @@ class GgufPanel:
 @dataclass(frozen=True)
 class AttentionLimits:
     """What attention is computed of. largest_head: dimensions. more: whether scores may be bounded, and keys and values
-    be those of another layer."""
+    be those of another layer. sinks: whether heads may have some."""
 
     largest_head: int
     more: bool
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class Kernels:
     def attention(self) -> AttentionLimits:
         """What attention may be of. A library of this interface that does not say has the limits of the first one."""
         found = getattr(self.calls, "edge_largest_head", None)
-        return AttentionLimits(256, more=False) if found is None else AttentionLimits(int(found()), more=True)
+        if found is None:
+            return AttentionLimits(256, more=False)
+        return AttentionLimits(int(found()), more=True, sinks=hasattr(self.calls, "edge_head_sinks"))
 
     @property
     def state_rows(self) -> int:
@@ -101,6 +104,11 @@ class Kernels:
         """True if experts are computed, and what scores them. A library of this interface that does not say has no such
         operators."""
         return hasattr(self.calls, "edge_experts")
+
+    @property
+    def biased_experts(self) -> bool:
+        """True if experts may have biases, and gates with a limit."""
+        return self.experts and bool(self.calls.edge_experts() > 1)
 
     def packed_bytes(self, layout: Layout) -> int:
         """Bytes of a matrix in the library's layout; 0 where it cannot have one."""

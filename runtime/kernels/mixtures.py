@@ -20,30 +20,36 @@ INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 INTERLEAVED = 1  # swiglu_fusion: the columns of gate and up stand in turns
 GATE, DOWN = "gate.", "down."  # before the attributes of a matrix
 # Inputs: what is scored, all scores, and weights where they are not the scores' softmax; of the two matrices, each the
-# weights, scales and zero points.
+# weights, scales and zero points; and their biases.
 ROWS, PROBABILITIES, WEIGHTS = 0, 1, 14
 INPUTS = {GATE: (2, 3, 11), DOWN: (5, 6, 12)}
+BIASES = 4, 7
 _WHOLE_NUMBERS = {"k", "normalize_routing_weights", "swiglu_fusion", "expert_weight_bits", "fc2_expert_weight_bits",
                   "block_size", "accuracy_level"}  # fmt: skip
-_OTHERS = {"activation_type", "activation_alpha", "activation_beta"}
+_NUMBERS = {"alpha": ("activation_alpha", 1.0), "beta": ("activation_beta", 0.0), "limit": ("swiglu_limit", 0.0)}
+_OTHERS = {"activation_type"} | {name for name, _ in _NUMBERS.values()}
 
 Start = Callable[[Any, int, list[int]], int | None]  # offset of a stored tensor of a type and sizes
 
 
-def matrices_of(node: Any, stored: dict[str, Any], start: Start) -> dict[str, Matrix]:
+def matrices_of(node: Any, stored: dict[str, Any], start: Start, *, biased: bool) -> dict[str, Matrix]:
     """The matrices of experts, by what the names of their attributes begin with; none where our kernels do not compute
-    what the node does, or what is stored does not fit."""
+    what the node does, or what is stored does not fit. biased: kernels compute experts with biases and other gates."""
     names = [attribute.name for attribute in node.attribute]
     if len({*names}) < len(names) or not (_WHOLE_NUMBERS | _OTHERS).issuperset(names):
         return {}
     given, texts = numbers(node), {each.name: each.s for each in node.attribute if each.HasField("s")}
-    alpha, beta = number(node, "activation_alpha", 1), number(node, "activation_beta", 0)
-    if texts.get("activation_type") != b"swiglu" or (alpha, beta) != (1, 0):
+    gates = _gates(node)
+    if texts.get("activation_type") != b"swiglu" or gates["alpha"] <= 0:
+        return {}
+    if gates["limit"] < 0 or (gates["limit"] == 0 and "swiglu_limit" in names):
         return {}
     if (given.get("swiglu_fusion"), given.get("accuracy_level")) != (INTERLEAVED, INT8_ACTIVATIONS):
         return {}
     inputs = [*node.input, *[""] * (WEIGHTS + 1)][: WEIGHTS + 1]
-    read = {ROWS, PROBABILITIES, WEIGHTS, *INPUTS[GATE], *INPUTS[DOWN]}
+    if not biased and (any(inputs[place] for place in BIASES) or gates != {k: v for k, (_, v) in _NUMBERS.items()}):
+        return {}
+    read = {ROWS, PROBABILITIES, WEIGHTS, *INPUTS[GATE], *INPUTS[DOWN], *BIASES}
     if any(name for place, name in enumerate(inputs) if place not in read) or len(node.input) > WEIGHTS + 1:
         return {}
     sizes = [stored[inputs[each[0]]].dims if inputs[each[0]] in stored else [] for each in INPUTS.values()]
@@ -70,6 +76,11 @@ def matrices_of(node: Any, stored: dict[str, Any], start: Start) -> dict[str, Ma
     return found
 
 
+def _gates(node: Any) -> dict[str, float]:
+    """The numbers of a node's activation, by our kernels' names."""
+    return {name: number(node, theirs, usual) for name, (theirs, usual) in _NUMBERS.items()}
+
+
 def _matrix(tensors: list[Any], sizes: list[int], bits: int, block: int, start: Start) -> Matrix | None:
     count, columns, inputs = sizes
     if bits not in (2, 4, 8) or block < 1 or inputs % block:
@@ -85,9 +96,9 @@ def _matrix(tensors: list[Any], sizes: list[int], bits: int, block: int, start: 
 
 def make_ours(node: Any, matrices: dict[str, Matrix]) -> None:
     """Let a node be an operator of ours over packed matrices."""
-    given = numbers(node)
+    given, gates = numbers(node), _gates(node)
     inputs = [*node.input, *[""] * (WEIGHTS + 1)]
-    set_inputs(node, [inputs[ROWS], inputs[PROBABILITIES], inputs[WEIGHTS]])
+    set_inputs(node, [inputs[place] for place in (ROWS, PROBABILITIES, WEIGHTS, *BIASES)])
     del node.attribute[:]
     node.domain = DOMAIN
     count = matrices[DOWN].columns // matrices[GATE].inputs
@@ -97,6 +108,9 @@ def make_ours(node: Any, matrices: dict[str, Matrix]) -> None:
         kept |= {f"{prefix}{name}": size for name, size in sizes.items()}
     for name, size in kept.items():
         node.attribute.add(name=name, i=size, type=INT)
+    for name, value in gates.items():
+        if value != _NUMBERS[name][1]:
+            node.attribute.add(name=name, f=value, type=NUMBER)
 
 
 def take_scores(graph: Any, stored: dict[str, Any]) -> None:

@@ -326,9 +326,9 @@ def _small_step(node: Any) -> Any:
 
 def _attends(node: Any, limits: AttentionLimits) -> bool:
     """True if a node is attention that our kernels compute."""
-    if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
+    if (node.op_type, node.domain) != (ATTENTION, THEIRS) or not has_known_attributes(node):
         return False
-    if not has_known_attributes(node):
+    if len(node.input) > SINK and node.input[SINK] and not limits.sinks:
         return False
     if not limits.more and (number(node, SOFTCAP, 0) or len(node.output) < CACHED):
         return False

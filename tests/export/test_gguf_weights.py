@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf_files import tiny_model, write_gguf
+from gguf_files import GPT_OSS, tiny_model, write_gguf
 
 import edge
 from edge.bundle import Bundle, open_bundle
@@ -101,6 +101,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "lfm2": ("lfm2", CONVOLUTIONS, OF_32 | {"in_proj.w": Type.Q8_0, "out_proj.w": Type.Q4_0}),
     "olmoe": ("olmoe", EXPERTS | {"num_key_value_heads": 3}, EXPERTS_OF_32),
     "qwen3moe": ("qwen3_moe", MIXED, EXPERTS_OF_32),
+    "gpt-oss": ("gpt_oss", GPT_OSS, EXPERTS_OF_32),
     "wide experts": ("qwen3_moe", WIDE_EXPERTS, EXPERTS_OF_256),
     "experts, some in floats": (
         "qwen3_moe",

@@ -72,6 +72,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 16, "logit_scale": 0.25, "tie_word_embeddings": True},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, **WHOLE_BLOCKS},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, **WHOLE_BLOCKS},
+    "gpt_oss": {
+        **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16, "head_dim": 64, **WHOLE_BLOCKS},
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0},
+            **{"truncate": False, "original_max_position_embeddings": 64},
+        },
+    },
     "starcoder2": {"sliding_window": None},
     "stablelm": {"partial_rotary_factor": 0.5},
     "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},

@@ -60,6 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 40,
     },
+    "gpt-oss": {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
     "smollm3": {"model_type": "smollm3"},
     "ministral3": {"model_type": "ministral3"},
     "olmo3, windows": {"model_type": "olmo3", **MIXED, "sliding_window": 30},

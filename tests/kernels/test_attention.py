@@ -21,6 +21,9 @@ SHAPES = {
     "a head of its own": Shape(heads=4, kv_heads=4, dim=80, rotary=False),
     "bounded": Shape(attributes={"softcap": 2.0}),
     "bounded, in a window": Shape(window=50, attributes={"softcap": 0.7}),
+    "sinks": Shape(sinks=True),
+    "sinks, in a window": Shape(packed=True, window=50, sinks=True),
+    "sinks, a tree": Shape(bias=1, sinks=True, attributes={"softcap": 2.0}),
     "the widest heads": Shape(heads=2, kv_heads=1, dim=512),
 }
 SHARED = {"another layer's keys": Shape(shared=True), "in a window": Shape(shared=True, window=50)}
@@ -30,6 +33,8 @@ def skip_old(kernels: Kernels, shape: Shape) -> None:
     """Skip what libraries of the same interface may be too old for."""
     if (shape.attributes or shape.shared or shape.dim > 256) and not kernels.attention.more:
         pytest.skip("edge-lm-kernels are older than this kind of attention; build them again")
+    if shape.sinks and not kernels.attention.sinks:
+        pytest.skip("edge-lm-kernels are older than sinks; build them again")
 
 
 @pytest.mark.parametrize("name", [*SHAPES, *SHARED])

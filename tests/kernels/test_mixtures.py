@@ -19,6 +19,8 @@ from edge.runtime.providers import open_provider
 from edge.runtime.providers.cpu import session_options
 
 EXPERTS, CHOSEN, WIDTH, WIDE = 6, 3, 64, 32
+BIASES = "gate_up.bias", "down.bias"
+USUAL = {"alpha": 1.0, "beta": 0.0, "limit": np.inf}
 Floats = NDArray[np.float32]
 
 
@@ -35,6 +37,8 @@ class Mixture:
     gate_up: Matrix  # [E * 2 * WIDE, WIDTH]
     down: Matrix  # [E * WIDTH, WIDE]
     normalized: bool = False
+    biases: dict[str, Floats] = field(default_factory=dict)
+    gates: dict[str, float] = field(default_factory=dict)  # alpha, beta and limit
     packed: list[NDArray[np.uint8]] = field(default_factory=list)  # what sessions read for as long as they live
 
     def session(self, kernels: Kernels, *, left_out: str = "", **changes: int) -> ort.InferenceSession:
@@ -50,20 +54,23 @@ class Mixture:
                 lent = stack.enter_context(kernels.lend(packed))
                 sizes |= {"half": 0, "zero_points": int(layout.zero_points), "lent": lent}
                 attributes |= {f"{name}.{fact}": size for fact, size in sizes.items()}
-            names = [name for name in ("x", "scores", "weights") if name != left_out]
-            return session(kernels, "QMoE", names, attributes | changes)
+            names = ["x", "scores", "" if left_out == "weights" else "weights", *self.biases]
+            return session(kernels, "QMoE", names, attributes | self.gates | changes)
 
     def expected(self, x: Floats, scores: Floats, weights: Floats) -> Floats:
         gate_up = floats(self.gate_up).reshape(EXPERTS, 2 * WIDE, WIDTH)
         down = floats(self.down).reshape(EXPERTS, WIDTH, WIDE)
+        alpha, beta, limit = (self.gates.get(name, usual) for name, usual in USUAL.items())
+        of_gate, of_down = (self.biases.get(name, np.zeros(EXPERTS)[:, None]) for name in BIASES)
         made = np.zeros_like(x)
         for t, row in enumerate(x):
             chosen = np.argsort(-scores[t], kind="stable")[:CHOSEN]
             shares = weights[t, chosen] / (weights[t, chosen].sum() if self.normalized else 1)
             for expert, share in zip(chosen, shares, strict=True):
-                both = gate_up[expert] @ row
-                gate, up = both[::2], both[1::2]
-                made[t] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+                both = gate_up[expert] @ row + of_gate[expert]
+                gate, up = np.minimum(both[::2], limit), np.clip(both[1::2], -limit, limit)
+                inner = gate / (1 + np.exp(-alpha * gate)) * (up + beta)
+                made[t] += share * (down[expert] @ inner + of_down[expert])
         return made
 
 
@@ -82,8 +89,10 @@ def floats(matrix: Matrix) -> Floats:
 
 
 def session(kernels: Kernels, op: str, inputs: list[str], attributes: dict[str, Any]) -> ort.InferenceSession:
+    while not inputs[-1]:
+        inputs.pop()
     node = helper.make_node(op, inputs, ["y"], domain=DOMAIN, **attributes)
-    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs]
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs if name]
     made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=opsets, ir_version=10)
@@ -114,6 +123,43 @@ def test_experts_compute_what_the_mathematics_says(kernels: Kernels, bits: int, 
     (made,) = mix.session(kernels).run(None, given)
     expected = mix.expected(given["x"], given["scores"], given["weights"])
     assert np.abs(made - expected).max() < 0.02 * np.abs(expected).max()  # rows are rounded to 8 bits, twice
+
+
+def clamped(bits: int) -> tuple[Mixture, dict[str, Floats]]:
+    """gpt-oss's: biases, and a gate with a limit that many values pass."""
+    mix, rng = mixture(bits, normalized=True), np.random.default_rng(3)
+    sizes = zip(BIASES, (2 * WIDE, WIDTH), strict=True)
+    mix.biases = {name: rng.standard_normal((EXPERTS, size)).astype(np.float32) for name, size in sizes}
+    mix.gates = {"alpha": 1.702, "beta": 1.0, "limit": 0.5}
+    return mix, inputs_of(9) | mix.biases
+
+
+@pytest.fixture
+def _with_biases(kernels: Kernels) -> None:
+    if not kernels.biased_experts:
+        pytest.skip("the library is of a version without biases of experts")
+
+
+@pytest.mark.usefixtures("_with_biases")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_experts_with_biases_and_a_limit_compute_what_the_mathematics_says(kernels: Kernels, bits: int) -> None:
+    mix, given = clamped(bits)
+    run = mix.session(kernels)
+    made = run.run(None, given)[0]
+    expected = mix.expected(given["x"], given["scores"], given["weights"])
+    assert np.abs(made - expected).max() < 0.02 * np.abs(expected).max()
+    alone = [run.run(None, given | {n: given[n][i : i + 1] for n in ("x", "scores", "weights")})[0] for i in range(9)]
+    assert np.array_equal(np.concatenate(alone).view(np.uint32), made.view(np.uint32))
+
+
+@pytest.mark.usefixtures("_with_biases")
+def test_biases_of_zeros_and_a_limit_that_nothing_passes_change_no_bit(kernels: Kernels) -> None:
+    mix, given = mixture(8), inputs_of(9)
+    plain = mix.session(kernels).run(None, given)[0]
+    sizes = zip(BIASES, (2 * WIDE, WIDTH), strict=True)
+    mix.biases = {name: np.zeros((EXPERTS, size), np.float32) for name, size in sizes}
+    mix.gates = {"limit": 1e30}
+    assert np.array_equal(mix.session(kernels).run(None, given | mix.biases)[0], plain)
 
 
 def test_without_weights_they_are_the_softmax_of_the_chosen_scores(kernels: Kernels) -> None:
@@ -173,6 +219,24 @@ def test_what_is_no_number_makes_its_row_none_and_no_other(kernels: Kernels, wha
 def test_attributes_that_do_not_fit_are_refused(kernels: Kernels, changes: dict[str, int], reason: str) -> None:
     with pytest.raises((Fail, InvalidArgument, RuntimeException), match=reason):
         mixture(8).session(kernels, **changes)
+
+
+@pytest.mark.usefixtures("_with_biases")
+@pytest.mark.parametrize("name", BIASES)
+def test_biases_of_other_sizes_are_refused(kernels: Kernels, name: str) -> None:
+    mix, given = clamped(8)
+    run = mix.session(kernels)
+    with pytest.raises((Fail, InvalidArgument), match="_experts_bias"):
+        run.run(None, given | {name: given[name][:, 1:]})
+
+
+@pytest.mark.usefixtures("_with_biases")
+@pytest.mark.parametrize("gates", [{"alpha": 0.0}, {"limit": -1.0}, {"beta": float("inf")}])
+def test_gates_that_no_activation_has_are_refused(kernels: Kernels, gates: dict[str, float]) -> None:
+    mix = mixture(8)
+    mix.gates = gates
+    with pytest.raises((Fail, InvalidArgument, RuntimeException), match="no activation|not a finite number"):
+        mix.session(kernels)
 
 
 @pytest.mark.parametrize(

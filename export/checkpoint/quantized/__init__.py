@@ -51,6 +51,7 @@ class Described:
 
     method: Method
     parts: tuple[str, ...]
+    joint: str  # between a module's name and a part's: where that is no dot, the module is a parameter, not its weight
     settings: Settings
 
 
@@ -78,7 +79,7 @@ def method_of(root: Path, config: Mapping[str, Any]) -> Described | None:
     settings = Settings(said, path, entry.traits["called"])
     method: Any = entry.load()
     method.check(settings)
-    return Described(method, entry.traits["parts"], settings)
+    return Described(method, entry.traits["parts"], entry.traits.get("joint", "."), settings)
 
 
 def _field(config: Mapping[str, Any]) -> object:
@@ -101,11 +102,12 @@ def matrices_of(stored: Mapping[str, Stored], described: Described | None, root:
         modules = defaultdict[str, dict[str, Stored]](dict)
         for name, tensor in stored.items():
             for part in described.parts:
-                if name.endswith(f".{part}"):
-                    modules[name.removesuffix(f".{part}")][part] = tensor
+                suffix = f"{described.joint}{part}"
+                if name.endswith(suffix):
+                    modules[name.removesuffix(suffix)][part] = tensor
                     del found[name]
         for module, parts in modules.items():
-            weight = f"{module}.weight"
+            weight = f"{module}.weight" if described.joint == "." else module
             if weight in stored:
                 parts["weight"] = stored[weight]
             found[weight] = described.method.matrix(module, parts, described.settings)

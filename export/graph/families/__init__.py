@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from edge.errors import ExportError
+from edge.export.facts.experts import Experts
 from edge.export.facts.family import Family, Norms
 from edge.registry import Registry
 
@@ -62,6 +63,18 @@ def is_like_llama(model_type: str) -> bool:
     return find_family(model_type)[1].shapes is None
 
 
+def experts_of(config: Mapping[str, Any]) -> Experts | None:
+    """The experts of the first layer that has some; None of a model without.
+
+    Raises:
+        ExportError: there is no such family.
+    """
+    family, given = find_family(str(config.get("model_type")))[1], SimpleNamespace(**config)
+    if family.layers is None or config.get("is_encoder_decoder"):
+        return None
+    return next(filter(None, map(family.layers(given).experts, range(given.num_hidden_layers))), None)
+
+
 def may_calibrate(config: Mapping[str, Any]) -> bool:
     """True if what each matrix of a decoder reads can be measured: its layers are like Llama's, and none has experts,
     of which a text chooses some too seldom.
@@ -69,8 +82,7 @@ def may_calibrate(config: Mapping[str, Any]) -> bool:
     Raises:
         ExportError: there is no such family.
     """
-    family, given = find_family(str(config.get("model_type")))[1], SimpleNamespace(**config)
-    return family.shapes is None and not (family.layers is not None and family.layers(given).has_experts(given))
+    return is_like_llama(str(config.get("model_type"))) and experts_of(config) is None
 
 
 def norms_of(model_type: str, reader: str) -> Norms:

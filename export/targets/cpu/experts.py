@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from edge.errors import ExportError
 from edge.export.facts.experts import EXPERT_PROJECTIONS
-from edge.export.graph.operators import Value
+from edge.export.graph.operators import Value, scalar
 from edge.export.graph.weights import StoredBlocks, StoredFloat, StoredGguf
 from edge.export.targets.cpu.products import gguf_parts
 from edge.runtime.kernels.gguf import OF_EXPERTS
 
 if TYPE_CHECKING:
-    from edge.export.facts.experts import Experts
+    from edge.export.facts.experts import Clamped, Experts
     from edge.export.graph.experts import ExpertMatrix
     from edge.export.targets.cpu.lowering import CPU
 
@@ -25,41 +25,51 @@ INTERLEAVED = 1  # swiglu_fusion: rows of gate and up stand in turns, the one fo
 
 
 def experts(
-    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, matrices: Sequence[ExpertMatrix]
+    op: CPU,
+    x: Value,
+    scores: Value,
+    weights: Value | None,
+    sizes: Experts,
+    matrices: Sequence[ExpertMatrix],
+    biases: Sequence[Value],
 ) -> Value:
     """QMoE takes the k highest scores of each token. Its weights are those of `weights`, or the softmax of the chosen
     scores, which is what the softmax of all of them is once it adds up to one."""
     if weights is None and not sizes.normalized:
         weights = op.Softmax(scores, axis=-1)
-    flat = [-1, sizes.count]
+    flat, clamped = [-1, sizes.count], sizes.clamped
     if len(matrices) == len(EXPERT_PROJECTIONS):
         return op.of_gguf.GgufExperts(
             x,
             op.Reshape(scores, flat),
             None if weights is None else op.Reshape(weights, flat),
             *(matrix.weight for matrix in matrices),
+            *biases,
             k=sizes.chosen,
             normalize_routing_weights=int(sizes.normalized),
             experts=sizes.count,
             **_gguf_parts(matrices),
+            **({} if clamped is None else {"alpha": clamped.alpha, "beta": 1.0, "limit": clamped.limit}),
         )
     gate_up, down = matrices
     first, second = gate_up.stored, down.stored
     if isinstance(first, StoredFloat) and isinstance(second, StoredFloat):
-        return _of_floats(op, x, scores, weights, sizes, gate_up, down)
+        return _of_floats(op, x, scores, weights, sizes, matrices, biases)
     if not isinstance(first, StoredBlocks) or not isinstance(second, StoredBlocks):
         raise ExportError("The experts' matrices are floats in part; choose another --weights.")
     for stored in (first, second):
         _check(stored, first.block_size)
+    limit = {} if clamped is None else {"swiglu_limit": clamped.limit}
+    of_gate_up, of_down = biases or (None, None)
     return op.fused.QMoE(
         x,
         op.Reshape(scores, flat),
         gate_up.weight,
         gate_up.scales,
-        None,
+        of_gate_up,
         down.weight,
         down.scales,
-        None,
+        of_down,
         None,
         None,
         None,
@@ -70,13 +80,14 @@ def experts(
         k=sizes.chosen,
         activation_type="swiglu",
         swiglu_fusion=INTERLEAVED,
-        activation_alpha=1.0,
-        activation_beta=0.0,
+        activation_alpha=1.0 if clamped is None else clamped.alpha,
+        activation_beta=0.0 if clamped is None else 1.0,
         normalize_routing_weights=int(sizes.normalized),
         expert_weight_bits=first.bits,
         fc2_expert_weight_bits=second.bits,
         block_size=first.block_size,
         accuracy_level=INT8_ACTIVATIONS,
+        **limit,
     )
 
 
@@ -107,8 +118,15 @@ def _check(stored: StoredBlocks, block: int) -> None:
 
 
 def _of_floats(
-    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, gate_up: ExpertMatrix, down: ExpertMatrix
+    op: CPU,
+    x: Value,
+    scores: Value,
+    weights: Value | None,
+    sizes: Experts,
+    matrices: Sequence[ExpertMatrix],
+    biases: Sequence[Value],
 ) -> Value:
+    (gate_up, down), (of_gate_up, of_down) = matrices, biases or (None, None)
     _, chosen = op.TopK(scores, op.Constant(value_ints=[sizes.chosen]), axis=-1, _outputs=2)
     shares = op.GatherElements(op.Softmax(scores, axis=-1) if weights is None else weights, chosen, axis=-1)
     if sizes.normalized:
@@ -116,11 +134,25 @@ def _of_floats(
     shares = op.ScatterElements(op.Sub(scores, scores), chosen, shares, axis=-1)  # [B, S, E], mostly zeros
     by_expert = op.Reshape(op.Transpose(shares, perm=[2, 0, 1]), [sizes.count, -1, 1])
     rows = op.Reshape(x, [1, -1, gate_up.columns])
-    both = op.Reshape(op.matmul(rows, _floats(op, gate_up), transposed=True), [sizes.count, -1, sizes.wide, 2])
+    both = op.Reshape(_product(op, rows, gate_up, of_gate_up), [sizes.count, -1, sizes.wide, 2])
     gate, up = op.Split(both, axis=-1, num_outputs=2, _outputs=2)
-    inner = op.Reshape(op.Mul(op.silu(gate), up), [sizes.count, -1, sizes.wide])
-    made = op.Mul(op.matmul(inner, _floats(op, down), transposed=True), by_expert)
+    active = op.Mul(op.silu(gate), up) if sizes.clamped is None else _clamped(op, sizes.clamped, gate, up)
+    inner = op.Reshape(active, [sizes.count, -1, sizes.wide])
+    made = op.Mul(_product(op, inner, down, of_down), by_expert)
     return op.Reshape(op.ReduceSum(made, op.Constant(value_ints=[0])), op.Shape(x))
+
+
+def _product(op: CPU, x: Value, matrix: ExpertMatrix, bias: Value | None) -> Value:
+    """The product of each expert: [E, T, rows] of [1 or E, T, columns]."""
+    made = op.matmul(x, _floats(op, matrix), transposed=True)
+    return made if bias is None else op.Add(made, op.Unsqueeze(bias, [1]))
+
+
+def _clamped(op: CPU, how: Clamped, gate: Value, up: Value) -> Value:
+    limit, least = scalar(op, "experts_limit", how.limit), scalar(op, "experts_least", -how.limit)
+    gate = op.Min(gate, limit)
+    up = op.Add(op.Clip(up, least, limit), scalar(op, "experts_one", 1.0))
+    return op.Mul(op.Mul(gate, op.Sigmoid(op.Mul(gate, scalar(op, "experts_alpha", how.alpha)))), up)
 
 
 def _floats(op: CPU, matrix: ExpertMatrix) -> Value:

@@ -89,6 +89,7 @@ class CPU(Lowering):
         window: int | None,
         softcap: float | None,
         norms: HeadNorms | None,
+        sinks: Value | None = None,
     ) -> tuple[Value, Value, Value]:
         """Use one operator, which splits query, key and value at no cost. It has inputs for norms of queries and keys,
         but not on the CPU."""
@@ -97,7 +98,7 @@ class CPU(Lowering):
             attributes["local_window_size"] = window
         if softcap is not None:
             attributes["softcap"] = softcap
-        y, key, value = self._grouped_attention(parts, step, layer, heads, 3, rope, **attributes)
+        y, key, value = self._grouped_attention(parts, step, layer, heads, 3, rope, sinks, **attributes)
         return y, key, value
 
     def _grouped_attention(
@@ -108,6 +109,7 @@ class CPU(Lowering):
         heads: Heads,
         outputs: int,
         rope: tuple[Value, Value] | None = None,
+        sinks: Value | None = None,
         **attributes: Any,
     ) -> Sequence[Value]:
         """The operator's first outputs."""
@@ -126,6 +128,7 @@ class CPU(Lowering):
             sin,
             None if rope is None else step.position_ids,
             step.layer_biases.get(layer, step.attention_bias),
+            sinks,
             _outputs=outputs,
             num_heads=heads.query,
             kv_num_heads=heads.key_value,

@@ -111,11 +111,14 @@ class CUDA(CPU):
         window: int | None,
         softcap: float | None,
         norms: HeadNorms | None,
+        sinks: Value | None = None,
     ) -> tuple[Value, Value, Value]:
         """Query, key and value packed, rotated and normed inside. Without positions it counts them from how many rows
         there are, which is right unless tokens are a tree; a bias, which trees need, leaves flash attention."""
         if heads.dim % HEAD_MULTIPLE:
             raise ExportError(f"The model's heads are {heads.dim} wide; CUDA's attention takes multiples of 8.")
+        if sinks is not None:
+            raise ExportError("The model's attention has sinks, which no graph for CUDA has yet; leave out --target.")
         attributes: dict[str, Any] = {
             "num_heads": heads.query,
             "kv_num_heads": heads.key_value,

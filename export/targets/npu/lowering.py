@@ -119,11 +119,14 @@ class NPU(Lowering):
         window: int | None,
         softcap: float | None,
         norms: HeadNorms | None,
+        sinks: Value | None = None,
     ) -> tuple[Value, Value, Value]:
         """Instead of a cache's key and value these are the new rows alone, [1, S, heads, dim]."""
         assert step.attention_bias is not None
         past_key, past_value = step.past[layer]
         capacity = _size(past_key, 3)
+        if sinks is not None:
+            raise ExportError("The model's attention has sinks, which no graph for NPUs has yet; leave out --target.")
         if softcap is not None:
             raise ExportError("The model bounds its attention scores, which no graph for NPUs does yet.")
         if window is not None and window < capacity:

@@ -59,6 +59,7 @@ GROWN = {
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 GRANITE_EXPERTS = {**MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}
+GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 SHORT = {"original_max_position_embeddings": LENGTH}
 PHI4 = rope("default", partial_rotary_factor=0.75)
 CASES = [
@@ -290,6 +291,17 @@ CASES = [
     case("granitemoe", "granitemoe", **GRANITE_EXPERTS, attention_bias=True),
     case("granitemoe-shared", "granitemoeshared", **GRANITE_EXPERTS, shared_intermediate_size=40),
     case("granitemoe-shared-none", "granitemoeshared", **GRANITE_EXPERTS, tie_word_embeddings=True),
+    case("gpt-oss", "gpt_oss", **GPT_OSS, sliding_window=4),
+    case(
+        "gpt-oss-default-rope-no-biases",
+        "gpt_oss",
+        **GPT_OSS,
+        attention_bias=False,
+        swiglu_limit=0.5,
+        swiglu_alpha=1.0,
+        rope_parameters=rope("default"),
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
     case("bitnet", "bitnet", head_dim=None),
     case("bitnet-biases", "bitnet", attention_bias=True, hidden_act="silu", tie_word_embeddings=True, head_dim=None),
 ]
