@@ -122,12 +122,24 @@ BART = dict(
 
 
 def tiny_config(family: str, vocab_size: int) -> Any:
-    from transformers import BartConfig, MBartConfig, PegasusConfig, PLBartConfig, T5GemmaConfig, T5GemmaModuleConfig
+    from transformers import (
+        BartConfig,
+        LongT5Config,
+        MBartConfig,
+        PegasusConfig,
+        PLBartConfig,
+        T5GemmaConfig,
+        T5GemmaModuleConfig,
+    )
 
     if family == "bart":
         return BartConfig(**BART, vocab_size=vocab_size)
     if family == "mbart":
         return MBartConfig(**BART, vocab_size=vocab_size, scale_embedding=True, decoder_start_token_id=5)
+    if family == "longt5":
+        sizes = dict(d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, local_radius=7, global_block_size=4)
+        form = dict(encoder_attention_type="transient-global", feed_forward_proj="gated-gelu")
+        return LongT5Config(**sizes, **form, vocab_size=vocab_size, decoder_start_token_id=0)
     if family == "plbart":
         return PLBartConfig(**BART, vocab_size=vocab_size, tie_word_embeddings=False, decoder_start_token_id=5)
     if family == "pegasus":
@@ -167,6 +179,7 @@ def test_the_check_counts_tokens_that_have_the_paddings_id(family: str, tmp_path
         ("mbart", [*FAIRSEQ, "en_XX", "de_DE"], "$A </s> en_XX"),
         ("plbart", [*FAIRSEQ, "__java__", "__en_XX__"], "$A </s> __java__"),
         ("pegasus", ["<pad>", "</s>", "<unk>"], "$A </s>"),
+        ("longt5", ["<pad>", "</s>", "<unk>"], "$A </s>"),
         ("t5gemma", ["<pad>", "</s>", "<s>", "<unk>"], "<s> $A"),
         ("t5gemma2", ["<pad>", "</s>", "<s>", "<unk>"], "<s> $A"),
     ],

@@ -48,7 +48,7 @@ def encoder_decoder(config: Any, weights: Weights, max_context: int) -> EncoderD
         weights,
         max_context,
         SelfAttention,
-        EncoderBias(config, weights),
+        EncoderBias(weights, encoder_values(config, weights, 0)),
         DecoderBias(config, weights, max_context),
         scaled=getattr(config, "scale_decoder_outputs", False),
     )
@@ -63,24 +63,26 @@ def stacks(
     decoder_bias: ScoresBias,
     *,
     scaled: bool,
+    long_input: bool = False,
 ) -> EncoderDecoder:
     """Return an encoder-decoder of T5's layers, with embeddings, final norms and the head.
 
     attention: builds an encoder layer's attention. scaled: the head's input is divided by the square root of its width.
+    long_input: the encoder reads documents.
     """
     heads, eps = config.num_heads, config.layer_norm_epsilon
     readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]
     encoder = Encoder(
         TextStart(Embedding(weights, "shared")),
         [encoder_layer(config, weights, i, attention) for i in range(config.num_layers)],
-        CrossKeysValues(weights, readers, heads, names=PROJ, long_input=False),
+        CrossKeysValues(weights, readers, heads, names=PROJ, long_input=long_input),
         norm=ResidualNorm(weights, "encoder.final_layer_norm", eps),
         bias=encoder_bias,
     )
     decoder = Decoder(
         weights,
         TextStart(Embedding(weights, "shared")),
-        [decoder_layer(config, weights, i) for i in range(config.num_decoder_layers)],
+        [decoder_layer(config, weights, i, long_input=long_input) for i in range(config.num_decoder_layers)],
         "shared" if config.tie_word_embeddings else "lm_head",
         norm=ResidualNorm(weights, "decoder.final_layer_norm", eps),
         scale=config.d_model**-0.5 if scaled else 1.0,
@@ -116,11 +118,11 @@ def encoder_layer(
     )
 
 
-def decoder_layer(config: Any, weights: Weights, i: int) -> DecoderLayer:
+def decoder_layer(config: Any, weights: Weights, i: int, *, long_input: bool) -> DecoderLayer:
     name, heads = f"decoder.block.{i}.layer", config.num_heads
     shape = Heads(heads, heads, config.d_kv)
     attention = Attention(weights, f"{name}.0.SelfAttention", i, shape, names=PROJ, scale=SCALE)
-    cross = CrossAttention(weights, f"{name}.1.EncDecAttention", i, heads, SCALE, names=PROJ, long_input=False)
+    cross = CrossAttention(weights, f"{name}.1.EncDecAttention", i, heads, SCALE, names=PROJ, long_input=long_input)
     return DecoderLayer(
         residual(config, weights, f"{name}.0", attention),
         residual(config, weights, f"{name}.2", mlp(config, weights, f"{name}.2.DenseReluDense", "feed_forward")),
@@ -136,12 +138,13 @@ def mlp(config: Any, weights: Weights, name: str, group: str) -> nn.Module:
 
 
 class EncoderBias(nn.Module):
-    """The scores' bias [1, H, T, T] by how far the key is from the query."""
+    """The scores' bias [1, H, T, T] by how far the key is from the query. values [H, 2 reach + 1]: at the distances,
+    key minus query, from -reach to reach; all beyond have those of the ends."""
 
-    def __init__(self, config: Any, weights: Weights):
+    def __init__(self, weights: Weights, values: NDArray[np.float32]):
         super().__init__()
-        self.reach = config.relative_attention_max_distance
-        self.table = weights.table("encoder.relative_bias", encoder_values(config, weights, 0))
+        self.reach = values.shape[1] // 2
+        self.table = weights.table("encoder.relative_bias", values)
 
     def forward(self, op: Lowering, ids: Value) -> Value:
         return op.Unsqueeze(op.Gather(self.table, distance_index(op, ids, self.reach), axis=1), [0])
@@ -156,7 +159,11 @@ def encoder_values(config: Any, weights: Weights, layer: int) -> NDArray[np.floa
 def distance_index(op: Lowering, ids: Value, reach: int) -> Value:
     """The column [T, T] of `encoder_values` of each key for each query; all distances beyond `reach` share one."""
     at = arange(op, ids)
-    distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key minus query
+    return column(op, op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1])), reach)
+
+
+def column(op: Lowering, distance: Value, reach: int) -> Value:
+    """The column of each distance, key minus query, in a table of those from -reach to reach."""
     low, high = op.Constant(value_int=-reach), op.Constant(value_int=reach)
     return op.Sub(op.Min(op.Max(distance, low), high), low)
 
@@ -183,10 +190,19 @@ def decoder_values(config: Any, weights: Weights, max_context: int, layer: int) 
 
 
 def bias_values(
-    config: Any, weights: Weights, stack: str, distances: NDArray[np.int64], layer: int, *, bidirectional: bool
+    config: Any,
+    weights: Weights,
+    stack: str,
+    distances: NDArray[np.int64],
+    layer: int,
+    *,
+    bidirectional: bool,
+    name: str = "SelfAttention",
+    table: str = "relative_attention_bias",
 ) -> NDArray[np.float32]:
-    """The learned bias [H, distances] of each distance, key minus query, in a layer."""
-    learned = weights.read(f"{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight")
+    """The learned bias [H, distances] of each distance, key minus query, in a layer. name, table: of its attention and
+    of the biases in the checkpoint."""
+    learned = weights.read(f"{stack}.block.{layer}.layer.0.{name}.{table}.weight")
     return np.ascontiguousarray(learned[buckets(config, distances, bidirectional=bidirectional)].T)
 
 

@@ -43,6 +43,7 @@ TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 CHECKED = "checked-"  # before the names of files that are there for the check alone
 REFUSED = {
     "umt5": "biases the scores of each layer by itself",
+    "longt5": "has an encoder that attends to near tokens alone",
     "t5gemma": "has an encoder with rotary positions",
     "t5gemma2": "has an encoder with rotary positions",
     "gemma3n_text": "has layers that share keys and values",

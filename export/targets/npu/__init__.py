@@ -46,6 +46,7 @@ PART = 3 * 2**30  # weights of a graph from which on it is cut: what is compiled
 EXTERNAL = 1024  # bytes of a constant from which on all graphs share it
 REFUSED = {
     "umt5": "biases the scores of each layer by itself",
+    "longt5": "has an encoder that attends to near tokens alone",
     "t5gemma": "has an encoder with rotary positions",
     "t5gemma2": "has an encoder with rotary positions",
     "gemma3n_text": "has layers that share keys and values",

@@ -525,6 +525,7 @@ COPIES = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weigh
 WRITTEN = {
     "t5": (T5, [T5_BIAS, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "encoder.block.2"),
     "mt5": (T5, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "encoder.block.2"),
+    "longt5": (T5, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "encoder.block.2"),
     "umt5": (T5, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "decoder.block.2"),
     "bart": (SEQ2SEQ, [*COPIES, "encoder.version", "decoder.version", "final_logits_bias"], "model.encoder.layers.2"),
     "mbart": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),

@@ -222,7 +222,7 @@ def test_integers_are_for_decoders() -> None:
         check_wanted(INTEGERS, TinyCheckpoint(model_of("t5"), name="t5"), CONTEXT)
 
 
-@pytest.mark.parametrize("kind", ["umt5", "t5gemma", "t5gemma2", "gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("kind", ["umt5", "longt5", "t5gemma", "t5gemma2", "gemma3n_text", "gemma4_text"])
 def test_what_no_graph_does_yet_is_refused_at_once(kind: str) -> None:
     asked = SimpleNamespace(config={"model_type": kind}, name=kind, names=list)
     with pytest.raises(ExportError, match=f"{kind} .*, which no graph for CUDA does yet; leave out --target"):

@@ -109,6 +109,13 @@ def test_an_impossible_configuration_is_refused() -> None:
         configuration({"model_type": "bart", "d_model": "wide"})
 
 
+def test_an_unknown_form_of_attention_is_refused(tmp_path: Path) -> None:
+    model = model_of("longt5")
+    model.config.encoder_attention_type = "sparse"
+    with pytest.raises(ExportError, match="sets encoder_attention_type to 'sparse'; LongT5 has local and transient"):
+        Exported(tmp_path / "x.edge", model, float_matrices(TinyCheckpoint(model)))
+
+
 def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> None:
     model = model_of("t5")
     weights = dict(float_matrices(TinyCheckpoint(model)))

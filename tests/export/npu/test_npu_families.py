@@ -147,7 +147,7 @@ def test_norms_after_a_rotation_are_refused_at_once() -> None:
         check_wanted(Wanted(NAME), checkpoint_of("hunyuan_v1_dense"), CONTEXT)
 
 
-@pytest.mark.parametrize("kind", ["umt5", "t5gemma", "t5gemma2", "gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("kind", ["umt5", "longt5", "t5gemma", "t5gemma2", "gemma3n_text", "gemma4_text"])
 def test_what_no_graph_does_yet_is_refused_at_once(kind: str) -> None:
     asked = SimpleNamespace(config={"model_type": kind}, name=kind, names=list)
     with pytest.raises(ExportError, match=f"{kind} .*, which no graph for NPUs does yet; leave out --target"):
