@@ -191,7 +191,8 @@ class Text2Text(Loaded):
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
         self._check_length(source, engine)
-        task, timings = self._task(options, engine), Timings(len(source), simulated=engine.provider.simulated)
+        task = self._task(options, engine)
+        timings = Timings(len(source), simulated=engine.provider.simulated, together=task.beam.beams > 1)
         drafts = answer.drafts_of(self.speculation, task.prompt, task.ends, self.text, options, timings, bare)
         return self._tokens(engine, task, source, drafts, found), timings, task.ends, started
 

@@ -119,7 +119,8 @@ def _show(manifest: Manifest) -> None:
         **_of_vectors(manifest),
         "context": f"{manifest.context:,} tokens"
         + (f", {shown_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each" if kv.layers else ""),
-        **({"chat template": _chats(manifest), **_settings(manifest)} if manifest.embedding is None else {}),
+        **({"chat template": _chats(manifest)} if manifest.kind == "decoder" else {}),
+        **(_settings(manifest) if manifest.embedding is None else {}),
         "source": f"{source.name} ({source.kind})",
         "licence": source.licence or "not stated by the source",
         "producer": f"{manifest.producer}, format {manifest.format_version}",

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from edge.runtime.speculate.speculation import Figures, Speculation
 
 LONGEST_TOKEN = 256  # characters: of the vocabularies in use none has a token of more than 128
+ANSWER_TOKENS = 512  # most tokens of an answer, without its thoughts, where nobody says how many
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 """``stop``: an end token or a stop string; ``length``: max_tokens; ``context``: the KV cache is full;
 ``interrupted``: the caller asked to end it."""
-
-
-ANSWER_TOKENS = 512  # most tokens of an answer, without its thoughts, where nobody says how many
 
 
 @dataclass
@@ -50,17 +48,19 @@ class Timings:
     forced_tokens: int = 0  # which were the only ones that a form allowed, and ran together in one step
     speculation: Figures | None = None  # where drafts were verified
     simulated: bool = False  # the device, by a provider: its times are no figures, and results have none
+    together: bool = False  # tokens of beams, which come several at a time: there is no rate either
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
         """Prompt tokens run per second, those from the cache not counted; None before the first token."""
-        known = self.prefill_s and not self.simulated
+        known = self.prefill_s and not (self.simulated or self.together)
         return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if known else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second after the first one; None where there was no second."""
-        return (self.generated_tokens - 1) / self.decode_s if self.decode_s and not self.simulated else None
+        """Tokens per second after the first one; None where there was no second, and of beams."""
+        known = self.decode_s and not (self.simulated or self.together)
+        return (self.generated_tokens - 1) / self.decode_s if known else None
 
 
 @dataclass(frozen=True, slots=True)

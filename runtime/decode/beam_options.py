@@ -56,7 +56,8 @@ class BeamOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_best > self.beams:
-            raise InputError(f"{self.beams} beams cannot give {self.n_best} texts; ask for as many beams.")
+            beams = "1 beam" if self.beams == 1 else f"{self.beams} beams"
+            raise InputError(f"{beams} cannot give {self.n_best} texts; ask for {self.n_best} beams or more.")
         if self.beams % self.groups:
             raise InputError(f"{self.beams} beams cannot be split into {self.groups} groups of one size.")
         if self.groups > 1 and self.diversity == 0:

@@ -61,7 +61,7 @@ def _ends(
 def _count(whole: Timings, done: Timings, timings: Timings) -> None:
     """Add what one passage's output took to what those before it did: after the first token all time is decoding."""
     first = done.generated_tokens == 0
-    whole.simulated = timings.simulated
+    whole.simulated, whole.together = timings.simulated, timings.together
     whole.prompt_tokens = done.prompt_tokens + timings.prompt_tokens
     whole.generated_tokens = done.generated_tokens + timings.generated_tokens
     whole.ttft_ms = timings.ttft_ms if done.ttft_ms is None else done.ttft_ms

@@ -19,9 +19,11 @@ def find_language(languages: Mapping[str, int], code: str | None, default: str |
     if not languages:
         raise InputError(f"This model has no choice of languages, so that it takes no {which} language.")
     wanted = code if code is not None else default
-    known = f"it has {len(languages)}, such as {', '.join(_some(languages, wanted))}"
+    some = ", ".join(_some(languages, wanted))
+    known = f"it has {some}" if len(languages) <= SHOWN else f"it has {len(languages)}, such as {some}"
     if wanted is None:
-        raise InputError(f"This model needs a {which} language; {known}.")
+        flag = "--from" if which == "source" else "--to"
+        raise InputError(f"This model needs a {which} language, by {flag} or {which}_language; {known}.")
     folded = wanted.casefold().replace("-", "_")
     for start, end in LANGUAGE_MARKS:
         folded = folded.removeprefix(start).removesuffix(end)

@@ -65,6 +65,11 @@ def test_the_manifest_says_what_it_is(bundle: Bundle) -> None:
     assert methods["encoder.attention"] == "rows, no overflow" and methods["feed_forward"] == "rtn"
 
 
+def test_inspect_says_nothing_of_chats(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(bundle.root)]) == 0
+    assert "feed-forward" in (said := capsys.readouterr().out) and "chat" not in said
+
+
 def test_what_either_half_rounds_is_in_the_tolerance_of_golden_answers(tiny_t5: Path, tmp_path: Path) -> None:
     tolerances = {
         (encoder, decoder): read_golden(

@@ -50,8 +50,8 @@ def test_a_language_may_be_written_in_more_ways_than_one(tmp_path: Path, code: s
 @pytest.mark.parametrize(
     ("form", "options", "sentence"),
     [
-        (NLLB, {}, "needs a target language; it has 3, such as de_DE, fr_CA, fr_FR"),
-        (NLLB, {"target_language": "klingon"}, "no target language 'klingon'; it has 3, such as"),
+        (NLLB, {}, "needs a target language, by --to or target_language; it has de_DE, fr_CA, fr_FR"),
+        (NLLB, {"target_language": "klingon"}, "no target language 'klingon'; it has de_DE"),
         (NLLB, {"target_language": "fr"}, "target language 'fr' may be fr_CA or fr_FR; say which"),
         (NLLB, {"target_language": "fr_fr", "source_language": "xx"}, "no source language 'xx'"),
         (None, {"target_language": "de"}, "no choice of languages, so that it takes no target language"),
@@ -127,8 +127,8 @@ def test_marians_target_language_stands_in_front_of_the_text(tmp_path: Path) -> 
         assert model.generate(text, Text2TextOptions(target_language=code)).text == "HI"
         assert engine.encoded.pop() == [GERMAN, *b"hi", END] and engine.prompts.pop() == [START]
     for text, options, sentence in (
-        ("hi", {}, "needs a target language; it has 3, such as de_DE, fr_CA, fr_FR"),
-        ("hi", {"target_language": "nld"}, "no target language 'nld'; it has 3, such as"),
+        ("hi", {}, "needs a target language, by --to or target_language; it has de_DE, fr_CA, fr_FR"),
+        ("hi", {"target_language": "nld"}, "no target language 'nld'; it has de_DE"),
         (">>de_DE<< hi", {"target_language": "fr_FR"}, "The text asks for .*, and the target language is 'fr_FR'"),
         ("hi", {"target_language": "de", "source_language": "fr_FR"}, "finds out the source language itself"),
     ):
@@ -265,6 +265,15 @@ def test_a_larger_output_gets_a_larger_cache(tmp_path: Path) -> None:
     model, _ = fake_text2text(tmp_path)
     model.generate("hello", Text2TextOptions(max_tokens=2))
     assert model.generate("hello", Text2TextOptions(beams=3)).text == "HELLO"
+
+
+def test_tokens_of_beams_have_no_rate(tmp_path: Path) -> None:
+    """Several become certain at a time, mostly all at the end."""
+    model, _ = fake_text2text(tmp_path)
+    for text in ("hello", "One. Two."):
+        alone, beams = (model.generate(text, Text2TextOptions(beams=count)) for count in (1, 3))
+        assert alone.decode_tokens_per_s is not None and alone.prefill_tokens_per_s is not None
+        assert beams.decode_tokens_per_s is None and beams.prefill_tokens_per_s is None and beams.ttft_ms is not None
 
 
 def test_options_of_a_decoder_serve_as_well(tmp_path: Path) -> None:

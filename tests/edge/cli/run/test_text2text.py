@@ -434,7 +434,7 @@ def test_ctrl_c_on_a_terminal_stops_one_answer(
     [
         (("x", "--beams", "0"), "number of beams must be 1 or more"),
         (("x", "--beams", "two"), "invalid int value: 'two'"),
-        (("x", "--n-best", "3"), "1 beams cannot give 3 texts"),
+        (("x", "--n-best", "3"), "1 beam cannot give 3 texts; ask for 3 beams or more"),
         (("x", "--beams", "4", "--beam-groups", "3", "--diversity", "1"), "cannot be split into 3 groups"),
         (("x", "--beams", "4", "--beam-groups", "2"), "need a diversity above 0"),
         (("x", "--early-stopping", "soon"), "invalid choice: 'soon'"),
