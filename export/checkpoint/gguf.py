@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gguf import quants
@@ -22,7 +23,7 @@ from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
 from edge.export.facts.experts import OF_EXPERT, STACK, expert_name, first_of
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
-from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor
+from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor, stack_rows
 from edge.gguf_parts import name_of
 
 NAME = "gguf"
@@ -65,6 +66,7 @@ class GGUFCheckpoint(Checkpoint):
         config = SimpleNamespace(**self.config)
         self._changes = self._gguf.changes(config)
         self._parts: dict[str, int] = {}  # of tensors that are several matrices, which of them each is
+        self._members: dict[str, list[str]] = {}  # of matrices that are several tensors, those in their order
         if family.layers is None and family.shapes is None:
             self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))
             gguf_t5.check_layers(self.header.tensors, self.config, path)
@@ -72,23 +74,27 @@ class GGUFCheckpoint(Checkpoint):
         else:
             self._sources = self._named_tensors(lambda name: gguf_config.transformers_name(name, self._gguf))
             self._take_apart()
+            self._join(int(self.config["num_hidden_layers"]))
             for name in self._gguf.unread(config):
                 self._sources.pop(name, None)
             expected = family.tensors(config)
             if family.layers is not None:
                 self._paired = family.layers(config).interleaved
                 gguf_config.refuse_unknown(self.header, self._gguf)
-        model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
-        model_config.refuse_leftovers([name for name in self._sources if name not in expected], str(path))
+        model_config.check_tensors(expected, {n: self.shape(n) for n in self.names()}, str(path))
+        model_config.refuse_leftovers([name for name in self.names() if name not in expected], str(path))
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
         return gguf_tokenizer.tokenizer_of(self.header)
 
     def names(self) -> list[str]:
-        return list(self._sources)
+        members = {member for each in self._members.values() for member in each}
+        return [*(name for name in self._sources if name not in members), *self._members]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if members := self._members.get(name):
+            return sum(self.shape(member)[0] for member in members), *self.shape(members[0])[1:]
         sizes = self.header.tensors[self._sources[name]].shape
         if name in self._parts:
             return sizes[1:]
@@ -96,9 +102,13 @@ class GGUFCheckpoint(Checkpoint):
         return sizes if shape is None or math.prod(shape) != math.prod(sizes) else shape
 
     def stored_type(self, name: str) -> str:
-        return self.header.tensors[self._sources[first_of(name)]].type.name
+        name = self._members.get(name, [first_of(name)])[0]
+        return self.header.tensors[self._sources[name]].type.name
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        if members := self._members.get(name):
+            values = np.concatenate([self.read(member) for member in members])
+            return values if rows is None else values[rows]
         source = self._sources[name]
         values = self._dequantized(self._raw(name), source, self._places(name, rows))
         if (change := self._changes.get(name)) is not None:
@@ -109,13 +119,17 @@ class GGUFCheckpoint(Checkpoint):
         return values
 
     def form(self, name: str) -> Format | None:
+        if members := self._members.get(name):
+            forms = {self.form(member) for member in members}
+            return forms.pop() if len(forms) == 1 else None
         return None if self._moved(name).columns is not None else FORMS.get(self.stored_type(name))
 
     def blocks(self, name: str) -> QTensor | None:
-        source = self._sources[name]
-        kind = self.stored_type(name)
         if self.form(name) is None:
             return None
+        if members := self._members.get(name):
+            return cast(QTensor, stack_rows([b for member in members if (b := self.blocks(member)) is not None]))
+        source, kind = self._sources[name], self.stored_type(name)
         raw = self._raw(name)
         if (places := self._places(name)) is not None:
             raw = raw[places]
@@ -133,6 +147,8 @@ class GGUFCheckpoint(Checkpoint):
         not compute its type, or it is an expert's alone. in_place: it stays there."""
         if STACK.fullmatch(name):
             return self._stack(first_of(name), in_place=in_place)
+        if members := self._members.get(name):
+            return _below_each_other([self.gguf_tensor(member, in_place=in_place) for member in members])
         source = self._sources[name]
         info = self.header.tensors[source]
         moved = self._moved(name)
@@ -175,6 +191,15 @@ class GGUFCheckpoint(Checkpoint):
                 del self._sources[name]
                 self._sources |= dict.fromkeys(parts, source)
                 self._parts |= parts
+
+    def _join(self, layers: int) -> None:
+        """Name the matrices that are several tensors."""
+        for i in range(layers):
+            for module, parts in self._gguf.joined.items():
+                members = [f"model.layers.{i}.{part}.weight" for part in parts]
+                sizes = [self.header.tensors[self._sources[m]].shape[1:] for m in members if m in self._sources]
+                if len(sizes) == len(members) and len({*sizes}) == 1:
+                    self._members[f"model.layers.{i}.{module}.weight"] = members
 
     def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
         """transformers' name -> the name in the file. named: from that to the other."""
@@ -246,6 +271,16 @@ class GGUFCheckpoint(Checkpoint):
         if ".q_proj." in name:
             return int(self.config["num_attention_heads"])
         return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0
+
+
+def _below_each_other(tensors: list[GgufTensor | None]) -> GgufTensor | None:
+    """Tensors as one, the rows of the first before those of the others; None where graphs do not take it."""
+    *first, joined = tensors
+    for tensor in reversed(first):
+        if joined is None or tensor is None or len(tensor.raw) % PANEL:
+            return None
+        joined = dataclasses.replace(tensor, below=joined)
+    return joined
 
 
 def _joined(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:

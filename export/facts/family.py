@@ -221,7 +221,8 @@ class GGUF:
 
     config: more of transformers' configuration, from the file's metadata. names: of a layer's tensors, where they
     differ from Llama's. bare: of those of them that are no module's weight. stacked: of the model's, where they differ;
-    those of three dimensions are the weights of several modules. unread: tensors of a configuration that files have and
+    those of three dimensions are the weights of several modules. joined: modules of a layer whose rows are those of
+    several that files name, one after another. unread: tensors of a configuration that files have and
     nothing reads. permuted: llama.cpp's converter interleaves the rows of q and k. changes: makes, of a configuration,
     those of other tensors by their names in transformers. experts: files may have some.
     """
@@ -230,6 +231,7 @@ class GGUF:
     names: Mapping[str, str] = field(default_factory=dict)
     bare: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unread: Callable[[Any], Iterable[str]] = lambda config: ()
     permuted: bool = False
     changes: Callable[[Any], Mapping[str, Change]] = lambda config: {}

@@ -81,6 +81,7 @@ class GgufTensor:
     of a weight that is a float.
     heads: how many heads the rows are of, whose two halves lie in turns; 0: rows are in transformers' order. place:
     the number of the file and the offset in it, where graphs read it there; None: it is written into the bundle.
+    below: another tensor of the file, whose rows follow; the first have a multiple of PANEL.
     """
 
     raw: NDArray[np.uint8]
@@ -90,6 +91,13 @@ class GgufTensor:
     bits: int
     heads: int = 0
     place: tuple[int, int] | None = None
+    below: GgufTensor | None = None
+
+    @property
+    def tensors(self) -> list[GgufTensor]:
+        """The tensors of the file whose rows it has."""
+        own = dataclasses.replace(self, below=None)
+        return [own] if self.below is None else [own, *self.below.tensors]
 
     @property
     def block_size(self) -> int:
@@ -105,7 +113,7 @@ Weight = QTensor | RowsTensor | FloatTensor | GgufTensor
 def shape_of(weight: Weight) -> tuple[int, int]:
     """Rows and columns of a weight."""
     if isinstance(weight, GgufTensor):
-        return len(weight.raw), weight.columns
+        return sum(len(part.raw) for part in weight.tensors), weight.columns
     rows, columns = (weight.values if isinstance(weight, FloatTensor) else weight.q).shape
     return int(rows), int(columns)
 

@@ -127,6 +127,12 @@ class Weights:
         if stored_as in self._stored:
             return [self._stored[stored_as]]
         parts = [self._matrix(name) for name in names]
+        if any(isinstance(part, GgufTensor) and part.below is not None for part in parts):
+            each = [part.tensors if isinstance(part, GgufTensor) else [part] for part in parts]
+            names = [
+                f"{name}.{i}" if i else name for name, own in zip(names, each, strict=True) for i in range(len(own))
+            ]
+            parts = [part for own in each for part in own]
         apart = len(parts) > 1 and any(isinstance(part, RowsTensor) and part.precise for part in parts)
         gguf = [part for part in parts if isinstance(part, GgufTensor)]
         if len(gguf) == len(parts) and not any(len(part.raw) % PANEL for part in gguf[:-1]):

@@ -68,6 +68,16 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 MIXED = EXPERTS | {"head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True}
 WIDE_EXPERTS = MIXED | WIDE | {"head_dim": 64, "moe_intermediate_size": 256}
+GRANITE = {
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128},
+    **{"attention_multiplier": 32**-0.5, "residual_multiplier": 0.5},
+}
+SCANNED = GRANITE | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    **{"mamba_n_heads": 6, "mamba_d_state": 16, "mamba_n_groups": 2, "shared_intermediate_size": 128},
+}
+OF_SCAN = {"ssm_in.w": Type.Q8_0, "ssm_out.w": Type.Q4_0, "ffn_gate_shexp.w": Type.Q4_0, "ffn_up_shexp.w": Type.Q5_0,
+           "ffn_down_shexp.w": Type.Q4_1}  # fmt: skip
 EXPERTS_OF_32 = OF_32 | {"ffn_gate_exps": Type.Q4_0, "ffn_up_exps": Type.Q5_1, "ffn_down_exps": Type.MXFP4}
 EXPERTS_OF_256 = OF_256 | {"ffn_gate_exps": Type.Q4_K, "ffn_up_exps": Type.IQ4_XS, "ffn_down_exps": Type.Q6_K}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
@@ -102,6 +112,16 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "olmoe": ("olmoe", EXPERTS | {"num_key_value_heads": 3}, EXPERTS_OF_32),
     "qwen3moe": ("qwen3_moe", MIXED, EXPERTS_OF_32),
     "gpt-oss": ("gpt_oss", GPT_OSS, EXPERTS_OF_32),
+    "granitemoe": ("granitemoe", GRANITE, EXPERTS_OF_32),
+    "granitemoe with a shared expert": ("granitemoeshared", GRANITE | {"shared_intermediate_size": 128}, EXPERTS_OF_32),
+    "lfm2moe": (
+        "lfm2_moe",
+        CONVOLUTIONS | EXPERTS | {"moe_intermediate_size": 64, "num_dense_layers": 1},
+        EXPERTS_OF_32 | {"in_proj.w": Type.Q8_0, "out_proj.w": Type.Q4_0},
+    ),
+    "granite 4": ("granitemoehybrid", SCANNED | {"num_local_experts": 0}, OF_32 | OF_SCAN),
+    "granite 4 with experts": ("granitemoehybrid", SCANNED, EXPERTS_OF_32 | OF_SCAN),
+    "granite 4 some in floats": ("granitemoehybrid", SCANNED, EXPERTS_OF_32 | OF_SCAN | {"ffn_up_shexp": Type.F32}),
     "wide experts": ("qwen3_moe", WIDE_EXPERTS, EXPERTS_OF_256),
     "experts, some in floats": (
         "qwen3_moe",

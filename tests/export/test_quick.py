@@ -53,6 +53,9 @@ print(json.dumps(said))
 """
 SLIDING = {"sliding_window": 16, "query_pre_attn_scalar": 32, "head_dim": 32, "tie_word_embeddings": True}
 WHOLE_BLOCKS = {"hidden_size": 192, "intermediate_size": 128}
+GRANITE = {
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 64**-0.5, **WHOLE_BLOCKS},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": None, "head_dim": 32},
@@ -79,6 +82,8 @@ MODELS: dict[str, dict[str, Any]] = {
             **{"truncate": False, "original_max_position_embeddings": 64},
         },
     },
+    "granitemoe": GRANITE,
+    "granitemoeshared": GRANITE | {"shared_intermediate_size": 64},
     "starcoder2": {"sliding_window": None},
     "stablelm": {"partial_rotary_factor": 0.5},
     "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},
@@ -91,6 +96,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"] * 2,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_dense_layers": 1},
+        **{"layer_types": ["conv", "full_attention"] * 2, "tie_word_embeddings": True, **WHOLE_BLOCKS},
+    },
+    "granitemoehybrid": GRANITE
+    | {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        **{"mamba_n_heads": 6, "mamba_d_state": 16, "mamba_n_groups": 2, "shared_intermediate_size": 64},
+        "position_embedding_type": "rope",
+    },
     "falcon_h1": {
         **{"head_dim": 32, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
         **{"mamba_d_state": 16, "mamba_rms_norm": True},
@@ -148,7 +163,8 @@ def test_its_graph_and_weights_are_those_of_the_road_with_pytorch(exports: Path,
     assert tables
     for (layer_type, part), table in tables.items():
         told = {"layer_type": layer_type} if layer_type else {}
-        cos, sin = torch_model.model.rotary_emb(torch.zeros(1), torch.arange(64)[None], **told)
+        rotary = getattr(torch_model.model, "pos_emb" if kind == "lfm2_moe" else "rotary_emb")
+        cos, sin = rotary(torch.zeros(1), torch.arange(64)[None], **told)
         both = (cos if part == "cos" else sin)[0].numpy()
         expected = both[:, ::2] if kind == "cohere2" else both[:, : table.shape[1]]  # whose pairs are neighbours
         assert np.abs(table - expected).max() <= 1e-6

@@ -6,9 +6,9 @@ from typing import Any
 
 from edge.errors import ExportError
 from edge.export.facts.family import GGUF, LlamaLike, Norms, heads_of
-from edge.export.facts.gguf_changes import Change, decay_of_logarithm
+from edge.export.facts.gguf_changes import Change
 from edge.export.facts.gguf_metadata import Metadata
-from edge.export.graph.families.granite_hybrid import scan_of
+from edge.export.graph.families.granite_hybrid import SCAN_BARE, SCAN_NAMES, scan_changes, scan_config, scan_of
 from edge.export.graph.llama_like import llama_like
 
 NAME = "falcon_h1"
@@ -43,23 +43,13 @@ def layers(config: Any) -> LlamaLike:
 
 def gguf(m: Metadata) -> dict[str, Any]:
     """The converter multiplies the matrices by the multipliers, and knows the norm after the gate alone."""
-    inner, heads = m.size("ssm.inner_size"), m.size("ssm.time_step_rank")
-    if inner % heads:
-        raise m.wrong("ssm.inner_size", inner, f"{heads} heads have it together")
     return {
+        **scan_config(m, 0),
         "head_dim": m.head_dim,
-        "mamba_d_ssm": inner,
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_n_groups": m.size("ssm.group_count"),
-        "mamba_d_state": m.size("ssm.state_size"),
-        "mamba_d_conv": m.size("ssm.conv_kernel", least=2),
-        "mamba_conv_bias": m.has("blk.0.ssm_conv1d.bias"),
-        "mamba_proj_bias": m.has("blk.0.ssm_in.bias"),
+        "mamba_d_ssm": m.size("ssm.inner_size"),
         "mamba_rms_norm": m.has("blk.0.ssm_norm.weight"),
         "mamba_norm_before_gate": False,
         "projectors_bias": m.has("blk.0.ssm_out.bias"),
-        "time_step_limit": [0.0, float("inf")],
         "rope_parameters": m.rope(),
         "mlp_multipliers": [1.0, 1.0],
         "ssm_multipliers": [1.0] * 5,
@@ -69,23 +59,11 @@ def gguf(m: Metadata) -> dict[str, Any]:
 
 
 def changes(config: Any) -> dict[str, Change]:
-    heads, inner = (config.mamba_n_heads,), config.mamba_d_ssm
-    channels = inner + 2 * config.mamba_n_groups * config.mamba_d_state
-    of_block = {
-        "A_log": Change(shape=heads, values=decay_of_logarithm),
-        "D": Change(shape=heads),
-        "conv1d.weight": Change(shape=(channels, 1, config.mamba_d_conv)),
-        "norm.weight": Change(shape=(inner,)),
-    }
-    layers = range(config.num_hidden_layers)
-    return {f"model.layers.{i}.mamba.{name}": change for i in layers for name, change in of_block.items()}
+    return scan_changes(config, config.mamba_d_ssm)
 
 
 GGUF_NAMES = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
+    **SCAN_NAMES,
     "ffn_gate": "feed_forward.gate_proj",
     "ffn_up": "feed_forward.up_proj",
     "ffn_down": "feed_forward.down_proj",
@@ -97,9 +75,7 @@ FAMILY = llama_like(
         gguf,
         names=GGUF_NAMES,
         bare={
-            "ssm_a": "mamba.A_log",
-            "ssm_d": "mamba.D",
-            "ssm_dt": "mamba.dt_bias",
+            **SCAN_BARE,
             "ffn_norm": "pre_ff_layernorm.weight",  # which stands in files without its last part
         },
         stacked={"output_norm": "model.final_layernorm"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edge.errors import CheckpointError
 from edge.export.facts.family import GGUF, LlamaLike
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.llama_like import llama_like
@@ -29,6 +30,12 @@ def multiplied(config: Any, **others: Any) -> LlamaLike:
 
 
 def gguf(m: Metadata) -> dict[str, Any]:
+    if m.get("rope.scaling.finetuned", bool) is False:  # which is how files say that nothing is rotated
+        raise CheckpointError(f"{m.path} holds a Granite without rotations, which has no graph here.")
+    return multipliers(m) | m.biases()
+
+
+def multipliers(m: Metadata) -> dict[str, Any]:
     # Without a key llama.cpp multiplies by nothing, and scores by what is usual.
     return {
         "rope_parameters": m.rope(),
@@ -36,7 +43,6 @@ def gguf(m: Metadata) -> dict[str, Any]:
         "attention_multiplier": m.number("attention.scale", m.head_dim**-0.5),
         "residual_multiplier": m.number("residual_scale", 1.0),
         "logits_scaling": m.number("logit_scale", 1.0),
-        **m.biases(),
     }
 
 

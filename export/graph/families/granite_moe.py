@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from edge.export.facts.experts import Experts
-from edge.export.facts.family import LlamaLike
+from edge.export.facts.family import GGUF, LlamaLike
+from edge.export.facts.gguf_metadata import Metadata
+from edge.export.graph.families import granite
 from edge.export.graph.families.granite import multiplied
 from edge.export.graph.llama_like import llama_like
 
 NAMES = ("granitemoe", "granitemoeshared")
+TRAITS = {"gguf": "granitemoe"}
 EXPERTS = "block_sparse_moe"
 
 
@@ -33,4 +36,26 @@ def mixture(config: Any, shared: int) -> dict[str, Any]:
     }
 
 
-FAMILY = llama_like(layers)
+def gguf(m: Metadata) -> dict[str, Any]:
+    shared = m.get("expert_shared_feed_forward_length", int)
+    return {
+        **granite.gguf(m),
+        **chosen(m),
+        **({"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {}),
+    }
+
+
+def chosen(m: Metadata) -> dict[str, Any]:
+    """The fields of the configuration about experts."""
+    return {"num_local_experts": m.size("expert_count"), "num_experts_per_tok": m.size("expert_used_count")}
+
+
+GGUF_NAMES = {
+    "ffn_gate_inp": f"{EXPERTS}.router",
+    **{f"ffn_{part}_exps": f"{EXPERTS}.experts.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_shexp": "shared_mlp.gate",
+    "ffn_up_shexp": "shared_mlp.up",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+JOINED = {"shared_mlp.input_linear": ("shared_mlp.gate", "shared_mlp.up")}
+FAMILY = llama_like(layers, gguf=GGUF(gguf, names=GGUF_NAMES, joined=JOINED, permuted=True, experts=True))

@@ -127,6 +127,17 @@ SCAN = {
     "mamba_rms_norm": True,
     "mamba_norm_before_gate": False,
 }
+SCANNED = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 6,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
+MULTIPLIED = {
+    **{"embedding_multiplier": 6.0, "attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: model type, its configuration, what else the file says
     "llama": ("llama", {}, {}),
@@ -191,6 +202,16 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3moe": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32,
                                "norm_topk_prob": True}, {}),
     "gpt-oss": ("gpt_oss", GPT_OSS, {}),
+    "granitemoe": ("granitemoe", EXPERTS | MULTIPLIED | {"attention_bias": True}, {}),
+    "granitemoe with a shared expert": ("granitemoeshared", EXPERTS | MULTIPLIED | {
+        "shared_intermediate_size": 64, "tie_word_embeddings": True}, {}),
+    "lfm2moe": ("lfm2_moe", CONVOLUTIONS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                                            "num_dense_layers": 1}, {}),
+    "granite 4": ("granitemoehybrid", SCANNED | MULTIPLIED | {
+        "num_local_experts": 0, "intermediate_size": 64, "shared_intermediate_size": 64}, {}),
+    "granite 4 with experts": ("granitemoehybrid", SCANNED | MULTIPLIED | EXPERTS | {
+        "shared_intermediate_size": 64, "attention_bias": True, "mamba_conv_bias": False,
+        "position_embedding_type": "rope"}, {}),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 32, "tie_word_embeddings": True}, {}),
     "cohere2": ("cohere2", {"sliding_window": 16, "logit_scale": 0.25, "tie_word_embeddings": True}, {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
@@ -231,6 +252,28 @@ def test_a_float_file_gives_back_every_tensor_and_the_same_logits(tmp_path: Path
         else:
             assert np.array_equal(found, expected)
     assert same_logits(rebuilt(checkpoint), model)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("blk.2.ffn_up_exps.weight", "model.layers.2.block_sparse_moe.experts.0.up_proj.weight"),
+     ("blk.1.ffn_gate_shexp.weight", "model.layers.1.shared_mlp.input_linear.weight"),
+     ("blk.3.ffn_gate_inp.weight", "model.layers.3.block_sparse_moe.router.weight")],
+)  # fmt: skip
+def test_a_tensor_of_experts_that_is_missing_is_named(tmp_path: Path, name: str, missing: str) -> None:
+    model = tiny_model("granitemoeshared", **EXPERTS, shared_intermediate_size=64)
+    with pytest.raises(CheckpointError, match=f"lacks the tensor '{re.escape(missing)}'"):
+        open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, leave_out=name)))
+
+
+def test_what_no_graph_here_does_is_refused_by_name(tmp_path: Path) -> None:
+    of_lfm = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_dense_layers": 1}
+    for model, key, value, reason in (
+        (tiny_model("lfm2_moe", **CONVOLUTIONS, **of_lfm), "lfm2moe.expert_gating_func", 1, "scored by sigmoids"),
+        (tiny_model("granitemoe", **EXPERTS), "granitemoe.rope.scaling.finetuned", False, "without rotations"),
+    ):
+        with pytest.raises(CheckpointError, match=reason):
+            open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, metadata={key: value})))
 
 
 def test_mistral_small_has_the_architecture_of_ministral_3(tmp_path: Path) -> None:
