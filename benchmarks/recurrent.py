@@ -1,5 +1,5 @@
-"""Models whose layers keep states, of published shapes with random weights: a token after a short and a long text, and
-a prompt next to an attention model's of as many weights.
+"""Models whose layers keep states or have experts, of published shapes with random weights: a token after a short and a
+long text, and a prompt, next to an attention model of as many weights, or of as many as a token reads.
 
     python benchmarks/recurrent.py --model qwen3.5-0.8b --work DIR --llama-bench PATH --torch
 
@@ -42,6 +42,12 @@ LFM = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }  # fmt: skip
 
+GRANITE = {
+    "model_type": "granitemoe", **COMMON, "vocab_size": 49152, "intermediate_size": 512, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "num_local_experts": 32, "num_experts_per_tok": 8,
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+}  # fmt: skip
+
 
 def attention_model(layers: int, vocabulary: int) -> dict[str, Any]:
     """Of Qwen3 0.6B's layers: as many as make the weights of the recurrent model."""
@@ -53,6 +59,8 @@ def attention_model(layers: int, vocabulary: int) -> dict[str, Any]:
 MODELS = {
     "qwen3.5-0.8b": (QWEN, attention_model(33, 248320)),
     "lfm2-350m": (LFM, attention_model(18, 65536)),
+    # Not recurrent: of 32 experts a token reads 8, some 400 million weights.
+    "granite3-1b-a400m": (GRANITE, attention_model(24, 49152)),
 }
 
 
@@ -98,7 +106,7 @@ def made(config: dict[str, Any], path: Path) -> Path:
         import gguf_files
 
         gguf_files.VOCABULARY = config["vocab_size"]
-        kept = ("norm", "conv1d", "shortconv.conv", "ssm_a", "ssm_dt")  # as the converter has it
+        kept = ("norm", "conv1d", "shortconv.conv", "ssm_a", "ssm_dt", "ffn_gate_inp")  # as the converter has it
         types = dict.fromkeys(kept, Type.F32) | {"": Type.Q8_0}
         gguf_files.write_gguf(file.with_suffix(".part"), random_model(config), types=types)
         file.with_suffix(".part").replace(file)
