@@ -211,6 +211,8 @@ def test_a_directory_of_every_family_answers_as_in_transformers(
     start = [model.generation_config.decoder_start_token_id]
     assert [[*start, *ours.generate(text).token_ids] for text in SENTENCES] == theirs
     assert len(set(map(tuple, theirs))) > 1, "what is said depends on what is read"
+    rounded = edge.export(root, tmp_path / "rounded.edge")  # which is compared with PyTorch, too
+    assert rounded.manifest.weights == "int8" and edge.load(rounded.root).generate(SENTENCES[0]).token_ids
 
 
 def test_a_line_that_memory_has_no_room_for_is_named_before_anything_is_done(
