@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
-from edge.export.checkpoint.quantized import mxfp4
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
 from edge.export.facts.experts import OF_EXPERT, STACK, expert_name, first_of
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
+from edge.export.facts.mxfp4 import exact
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor, stack_rows
 from edge.gguf_parts import name_of
 
@@ -302,7 +302,7 @@ def _q4_0(raw: NDArray[np.uint8]) -> QTensor:
 def _mxfp4(raw: NDArray[np.uint8]) -> QTensor:
     """Blocks of an exponent and 16 bytes, as those of Q4_0: floats of 4 bits, twice which are whole numbers of 5."""
     blocks = raw.reshape(raw.shape[0], -1, 1 + _BLOCK // 2)
-    return mxfp4.exact(_nibbles(blocks[:, :, 1:]), blocks[:, :, 0])
+    return exact(_nibbles(blocks[:, :, 1:]), blocks[:, :, 0])
 
 
 def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:

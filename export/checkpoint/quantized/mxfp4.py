@@ -1,8 +1,7 @@
 """MXFP4: 4-bit floats in blocks of 32 that share a power of two, of all experts of a layer: gpt-oss's.
 
 Source: OCP Microscaling Formats (MX) 1.0, section 5.3.3, and ``transformers.integrations.mxfp4``. Of two values in a
-byte the first is in the low half. Twice a value is a whole number of 5 bits, so that 8-bit integers are these weights
-exactly.
+byte the first is in the low half.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ from numpy.typing import NDArray
 from edge.export.checkpoint.quantized.packing import Integers, Parts, Settings, Unpacked, misfit, part_of, unpack
 from edge.export.checkpoint.stored import Stored
 from edge.export.facts.experts import rows_of
-from edge.export.facts.tensors import Format, QTensor
+from edge.export.facts.mxfp4 import BLOCK, FORM, exact
 
 NAME = "mxfp4"
 HELP = "MXFP4 experts"
 TRAITS = {"called": "MXFP4", "parts": ("blocks", "scales"), "joint": "_"}
-BLOCK = 32
-FORM = Format(8, BLOCK, symmetric=True)
-TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])  # each of the 16 values
-MIDDLE = 128
-BIAS, NO_NUMBER = 127, 255  # of exponents
+NO_NUMBER = 255  # an exponent
 
 
 def check(settings: Settings) -> None:
@@ -81,9 +76,3 @@ class _Rows(Integers):
             raise misfit(self._scales, "in part no numbers (255)")
         made = exact(unpack(packed.reshape(len(packed), -1), 4), exponents)
         return Unpacked(made.q, made.scales, None)
-
-
-def exact(values: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> QTensor:
-    """8-bit integers of the same weights. values: [N, K], each one of 16; exponents: [N, K / 32]."""
-    scales = np.ldexp(np.float32(0.5), exponents.astype(np.int32) - BIAS)
-    return QTensor(FORM.bits, BLOCK, (TWICE + MIDDLE).astype(np.uint8)[values], scales, None, "MXFP4")
