@@ -117,7 +117,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with KIND.gguf and the KIND.edge that was made of it, of each architecture."""
     folder = tmp_path_factory.mktemp("quick")
-    floats = {"sinks": Type.F32, "exps.bias": Type.F32}
+    floats = {"sinks": Type.F32, "exps.bias": Type.F32, "ffn_gate_inp": Type.F32}
     types = floats | {"ffn_down": Type.Q4_1, "ffn_gate": Type.Q8_0, "ffn_up": Type.Q8_0, "attn": Type.Q4_0}
     paths = list[str]()
     for kind, settings in MODELS.items():
