@@ -140,7 +140,7 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
         InputError: as `load`, before anything is loaded.
     """
     check_name(options.speculate)
-    bundle, variant = _chosen(path if isinstance(path, Bundle) else open_bundle(path), options)
+    bundle, variant = chosen(path if isinstance(path, Bundle) else open_bundle(path), options)
 
     def opened() -> Engine:
         return make_engine(bundle, variant, options.provider, options.threads, options.strict)
@@ -160,7 +160,7 @@ def check_loads(bundle: Bundle, options: LoadOptions) -> None:
     """Raise what loading a bundle would raise, as far as its manifest, the options and this process's memory tell."""
     if bundle.manifest.embedding is None:
         check_name(options.speculate)
-        _chosen(bundle, options)
+        chosen(bundle, options)
         return
     from edge.runtime.embed.memory import room_of
     from edge.runtime.memory.process import private_bytes
@@ -168,12 +168,13 @@ def check_loads(bundle: Bundle, options: LoadOptions) -> None:
     room_of(bundle, options.memory, options.context, private_bytes())
 
 
-def _chosen(bundle: Bundle, options: LoadOptions) -> tuple[Bundle, Variant]:
-    """A bundle, in units where these are asked for, and its variant for the options and for what this process takes."""
+def chosen(bundle: Bundle, options: LoadOptions, present: int | None = None) -> tuple[Bundle, Variant]:
+    """A bundle, in units where these are asked for, and its variant for the options. present: private bytes of this
+    process; default: what it takes now. Errors are those of `choose`."""
     from edge.runtime.memory.process import private_bytes
 
     bundle = as_asked(bundle, options)
-    return bundle, choose(bundle, options, present=private_bytes())
+    return bundle, choose(bundle, options, present=private_bytes() if present is None else present)
 
 
 def open_embedder(bundle: Bundle, options: LoadOptions = DEFAULTS, *, checked: bool = False) -> Embedder | Reranker:

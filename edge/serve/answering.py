@@ -153,12 +153,14 @@ class Answers:
             EdgeError: the model cannot be loaded, or the request cannot be answered.
         """
         while True:
-            answers = cls(await waiting(partial(models.worker, name)), ask)
-            try:
-                await answers._begin()
-                return answers
-            except WorkerClosed:  # to make room for another one, just now
-                await asyncio.sleep(0)
+            worker, hold = await waiting(partial(models.worker, name))
+            with hold:
+                answers = cls(worker, ask)
+                try:
+                    await answers._begin()
+                    return answers
+                except WorkerClosed:  # something ended it, or the server closes
+                    await asyncio.sleep(0)
 
     @property
     def timings(self) -> list[Timings]:

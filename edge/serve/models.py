@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,7 @@ from edge.embedding_format import EMBEDDER, RERANKER
 from edge.runtime.load import OF_EMBEDDERS, check_loads, open_embedder, start
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.options import DECODER, SPEECH, TEXT, kind_of
+from edge.serve.hold import Hold
 from edge.serve.refusal import BAD, UNKNOWN, Refusal, WorkerClosed
 from edge.serve.rooms import Rooms
 from edge.serve.single import Single
@@ -31,6 +33,7 @@ DOES = {
 }
 LATEST = ":latest"  # what Ollama's clients add to a name
 WAIT_S = 0.05
+CLOSING = "The server is closing."
 
 
 class Models:
@@ -82,46 +85,48 @@ class Models:
         if (found := self.kind(name)) != kind:
             raise Refusal(BAD, f"{name} {DOES[found]}.", field="model")
 
-    def worker(self, name: str) -> Worker:
-        """What answers for a decoder, which is loaded first where it is not in memory. Takes as long as that.
+    def worker(self, name: str) -> tuple[Worker, Hold]:
+        """What answers for a decoder, which is loaded first where it is not in memory. Takes as long as that. It stays
+        there while it is held.
 
         Raises:
             Refusal: the model is none.
             EdgeError: it cannot be loaded; the next request tries again.
         """
         self.check_kind(name, DECODER)
-        found = self.opened(name)
+        found, hold = self.opened(name)
         assert isinstance(found, Worker), "a decoder has one"
-        return found
+        return found, hold
 
     def run(self, name: str, work: Callable[[Any], T]) -> T:
         """Run something with a model of another kind, which is loaded first where it is not in memory. Errors are those
         of `worker` and of `Single.run`."""
-        while True:
-            single = self.opened(name)
-            assert isinstance(single, Single), "a model that is no decoder has one"
-            try:
-                return single.run(partial(work, single.model))
-            except WorkerClosed:  # to make room for another one, just now
-                continue
+        single, hold = self.opened(name)
+        assert isinstance(single, Single), "a model that is no decoder has one"
+        with hold:
+            return single.run(partial(work, single.model))
 
-    def opened(self, name: str) -> Worker | Single:
-        """A model in memory, which is loaded first where it is not there."""
+    def opened(self, name: str) -> tuple[Worker | Single, Hold]:
+        """A model in memory, which is loaded first where it is not there, and stays there while it is held."""
         if self._closed:
-            raise WorkerClosed("The server is closing.")
+            raise WorkerClosed(CLOSING)
         self._asked[name] = time.monotonic()
         found = self._workers.get(name)
-        if found is not None and name not in self._leaving and not found.dead:
-            return found
+        if found is not None and name not in self._leaving:
+            with contextlib.suppress(WorkerClosed):
+                if not found.dead:
+                    return found, found.hold()
         with self._lock:
             found = self._workers.get(name)
             if found is None or found.dead:
-                if self._rooms is not None:
-                    self._make_room(self._rooms, name)
+                if found is not None:
+                    found.close()
+                    del self._workers[name]
+                there = [] if self._rooms is None else self._make_room(self._rooms, name)
                 if self._closed:
-                    raise WorkerClosed("The server is closing.")
-                found = self._workers[name] = self._load(name)
-            return found
+                    raise WorkerClosed(CLOSING)
+                found = self._workers[name] = self._load(name, there)
+            return found, found.hold()
 
     def check(self) -> None:
         """Raise what loading a model would raise as far as can be told beforehand, such as that it does not fit."""
@@ -133,10 +138,11 @@ class Models:
             return LoadOptions(**{each: getattr(self._options, each) for each in OF_EMBEDDERS if each != "context"})
         return self._options if self.kind(name) == DECODER else replace(self._options, beams=None)
 
-    def _load(self, name: str) -> Worker | Single:
+    def _load(self, name: str, there: Sequence[str]) -> Worker | Single:
+        """Load a model next to others."""
         from edge.runtime.model import Model
 
-        options = self._options_of(name) if self._rooms is None else self._rooms.options(name)
+        options = self._options_of(name) if self._rooms is None else self._rooms.options(name, there)
         if self.bundles[name].manifest.embedding is not None:
             return Single(open_embedder(self.bundles[name], options), queue=self._queue)
         loading = start(self.bundles[name], options)
@@ -149,10 +155,10 @@ class Models:
             return Single(model, queue=self._queue)
         return Worker(model, parallel=self._parallel, queue=self._queue)
 
-    def _make_room(self, rooms: Rooms, name: str) -> None:
-        """Close models until one more fits, each once nothing is asked of it; requests for them wait behind."""
+    def _make_room(self, rooms: Rooms, name: str) -> list[str]:
+        """Close models until one more fits, each once nothing is asked of it; requests for them wait behind. Returns
+        those that stay."""
         pause = threading.Event()
-        self._workers.pop(name, None)  # that something ended
         there = sorted(self._workers, key=self._asked.__getitem__)
         leaving = []
         while there and not rooms.fit([*there, name]):
@@ -160,11 +166,14 @@ class Models:
         self._leaving = {*leaving}
         try:
             for each in leaving:
-                while not self._workers[each].close_if_idle() and not self._closed:
+                while not self._workers[each].close_if_idle():
+                    if self._closed:
+                        raise WorkerClosed(CLOSING)
                     pause.wait(WAIT_S)
                 del self._workers[each]
         finally:
             self._leaving = set()
+        return there
 
     def unload(self, name: str) -> bool:
         """Close a model, where nothing is asked of it at present; True if it is not in memory now."""

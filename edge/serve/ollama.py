@@ -160,7 +160,9 @@ async def _answer(
             raise Refusal(BUSY, f"{name} has answers under way, and stays in memory; ask again later.", wait_s=WAIT_S)
         return JSONResponse({"model": name, "created_at": _now(), **said([]), "done": True, "done_reason": reason})
     if context is not None:
-        there = (await waiting(partial(server.models.worker, name))).model.engine.context
+        worker, hold = await waiting(partial(server.models.worker, name))
+        with hold:
+            there = worker.model.engine.context
         if context > there:
             raise Refusal(
                 BAD,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from edge.runtime.memory.shares import closed
+from edge.serve.hold import Hold
 from edge.serve.refusal import WorkerClosed, too_many
 
 if TYPE_CHECKING:
@@ -28,9 +29,23 @@ class Single:
 
     def __init__(self, model: Text2Text | Transcriber | TextModel, *, queue: int) -> None:
         self.model, self._queue = model, queue
-        self._turn, self._count = threading.Lock(), threading.Lock()
+        # The count's lock may be taken again by a thread that has it: there, too, a hold may end.
+        self._turn, self._count = threading.Lock(), threading.RLock()
         self._there = 0  # that run, or wait
+        self._holds = 0  # requests that are about to ask
         self._closed = False
+
+    def hold(self) -> Hold:
+        """Keep the model in memory for a request that is about to ask it. WorkerClosed where it was closed."""
+        with self._count:
+            if self._closed:
+                raise WorkerClosed(closed(self.model.bundle.manifest.name))
+            self._holds += 1
+        return Hold(self._let_go)
+
+    def _let_go(self) -> None:
+        with self._count:
+            self._holds -= 1
 
     def run(self, work: Callable[[], T]) -> T:
         """Wait for the turn, and run something that uses the model.
@@ -74,13 +89,13 @@ class Single:
 
     @property
     def dead(self) -> bool:
-        """False: it has no thread of its own."""
-        return False
+        """True if it answers no more."""
+        return self._closed
 
     def close_if_idle(self) -> bool:
-        """Close it, unless something is asked; True if it was closed."""
+        """Close it, unless something is asked or about to be; True if it was closed."""
         with self._count:
-            if self._there:
+            if self._there or self._holds:
                 return False
             self._closed = True
         self.close()

@@ -17,6 +17,7 @@ from edge.runtime.decode.generate_options import GenerateOptions, never
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.thoughts import THINK_TOKENS
 from edge.runtime.memory.shares import closed
+from edge.serve.hold import Hold
 from edge.serve.refusal import WorkerClosed, too_many
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Worker:
         self._change = threading.Condition()
         self._new: list[Job] = []
         self._jobs: dict[BatchAnswer, Job] = {}
+        self._holds = 0  # requests that are about to ask
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="edge serve", daemon=True)
         self._thread.start()
@@ -82,6 +84,18 @@ class Worker:
             if self._closed:  # meanwhile
                 raise WorkerClosed(closed(model.bundle.manifest.name)) from None
             raise
+
+    def hold(self) -> Hold:
+        """Keep the model in memory for a request that is about to ask it. WorkerClosed where it was closed."""
+        with self._change:
+            if self._closed:
+                raise WorkerClosed(closed(self.model.bundle.manifest.name))
+            self._holds += 1
+        return Hold(self._let_go)
+
+    def _let_go(self) -> None:
+        with self._change:
+            self._holds -= 1
 
     def ask(self, jobs: Sequence[Job]) -> None:
         """Let answers wait for their turn.
@@ -131,12 +145,12 @@ class Worker:
     @property
     def dead(self) -> bool:
         """True if it answers no more, whatever ended it."""
-        return not self._thread.is_alive()
+        return self._closed or not self._thread.is_alive()
 
     def close_if_idle(self) -> bool:
-        """Close it, unless something is asked; True if it was closed."""
+        """Close it, unless something is asked or about to be; True if it was closed."""
         with self._change:
-            if not self.idle:
+            if not self.idle or self._holds:
                 return False
             self._closed = True
         self.close()

@@ -74,9 +74,9 @@ def room_of(bundle: Bundle, memory: int | str | None, context: int | None, prese
     return Room(min(longest, most), min(STEP, most), limited=most < longest)
 
 
-def bytes_of(bundle: Bundle, context: int | None, present: int) -> int:
-    """The smallest budget with which nothing is given up. context, present: as of `room_of`."""
-    longest = context or bundle.manifest.context
+def bytes_of(bundle: Bundle, present: int) -> int:
+    """The smallest budget with which nothing is given up. present: as of `room_of`."""
+    longest = bundle.manifest.context
     return _needed(bundle, longest, present)(max(STEP, longest))
 
 

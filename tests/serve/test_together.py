@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from running_server import running
 
@@ -22,7 +23,10 @@ from edge.runtime.batch.batch import Batch
 from edge.runtime.kernels.library import Kernels
 from edge.runtime.load_options import LoadOptions
 from edge.runtime.memory.process import private_bytes
+from edge.serve.models import Models
+from edge.serve.refusal import WorkerClosed
 from edge.serve.rooms import Rooms
+from edge.serve.worker import Worker
 
 WORDS = ["moon", "train", "coffee", "library", "window", "garden", "river", "stone"]
 COUNT = 24
@@ -201,16 +205,77 @@ def test_with_a_memory_limit_those_leave_that_were_not_asked_for_the_longest_tim
             text = response.json()["choices"][0]["text"]
             assert said.setdefault(name, text) == text
             assert sorted(each["name"] for each in client.get("/api/ps").json()["models"]) == expected
-    assert private_bytes() < limit
+            assert private_bytes() < limit
 
 
-def test_a_model_that_needs_more_than_the_limit_is_alone_and_gives_something_up(
-    pristine_tiny_bundle: Bundle, int4_bundle: Bundle
+def room_for_one(bundles: dict[str, Bundle], **asked: Any) -> int:
+    """A limit that either of two models fits into, and both do not."""
+    program = private_bytes()
+    rooms = Rooms(bundles, 1 << 50, lambda name: LoadOptions(**asked))
+    needs = [rooms.need(name) for name in bundles]
+    return max(needs) + (min(needs) - program) // 2
+
+
+def test_models_that_have_no_room_together_are_asked_at_the_same_time(
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither request takes the other's model away before it has answered."""
+    other = open_bundle(shutil.copytree(int4_bundle.root, tmp_path / "other.edge"))
+    asked = {"beams": 3, "context": 128}
+    limit = room_for_one({"tiny": pristine_tiny_bundle, "other": other}, **asked)
+    make, loads = Worker.make, list[str]()
+
+    def slow(self: Worker, *given: Any, **more: Any) -> BatchAnswer:
+        time.sleep(0.3)  # a long prompt's text that is made tokens
+        return make(self, *given, **more)
+
+    load = Models._load
+
+    def counted(self: Models, name: str, *given: Any) -> Any:
+        loads.append(name)
+        return load(self, name, *given)
+
+    monkeypatch.setattr(Worker, "make", slow)
+    monkeypatch.setattr(Models, "_load", counted)
+    with running(pristine_tiny_bundle, other, memory=limit, **asked) as client, ThreadPoolExecutor(4) as pool:
+
+        def ask(name: str) -> int:
+            body = {"model": name, "prompt": "The moon", "max_tokens": 4}
+            return client.post("/v1/completions", json=body, timeout=60).status_code
+
+        assert {*pool.map(ask, ["tiny", "other"] * 3)} == {200}
+    assert len(loads) <= 6
+
+
+def test_a_server_that_closes_while_a_busy_model_is_to_leave_closes_that_too(
+    pristine_tiny_bundle: Bundle, int4_bundle: Bundle, tmp_path: Path
 ) -> None:
     bundles = {"tiny": pristine_tiny_bundle, "other": int4_bundle}
-    rooms = Rooms(bundles, private_bytes() + 1, lambda name: LoadOptions(beams=3))
-    assert all(rooms.need(name) == rooms.need("tiny") for name in bundles)
-    assert rooms.fit(["tiny"]) and not rooms.fit(["tiny", "other"])
+    asked = {"beams": 3, "context": 128}
+    limit = room_for_one(bundles, **asked)
+    models = Models(bundles, LoadOptions(memory=limit, **asked), parallel=2, queue=2)
+    worker, hold = models.worker("tiny")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(models.worker, "other")
+        while not models._leaving:
+            time.sleep(0.01)
+        models.close()
+        with pytest.raises(WorkerClosed, match="closing"):
+            waits.result(30)
+    hold.close()
+    assert worker.dead and not models.loaded
+
+
+def test_what_a_process_grows_by_is_within_the_limit(pristine_tiny_bundle: Bundle, int4_bundle: Bundle) -> None:
+    limit = private_bytes() + 300 * 10**6
+    alone = Rooms({"tiny": pristine_tiny_bundle}, limit, lambda name: LoadOptions(beams=3))
+    grown = np.ones(80 << 20, np.uint8)
+    assert alone.options("tiny", []).memory == limit
+    two = {"tiny": pristine_tiny_bundle, "other": int4_bundle}
+    both = Rooms(two, private_bytes() + 1, lambda name: LoadOptions(beams=3))  # less than either needs
+    more = np.ones(80 << 20, np.uint8)
+    assert all(both.options(name, []).memory == both.need("tiny") < limit for name in two)
+    assert both.fit(["tiny"]) and not both.fit(["tiny", "other"]) and grown.size == more.size
 
 
 def test_onnxruntimes_kernels_serve_too(tiny_bundle: Bundle, onnxruntimes_kernels: None) -> None:
