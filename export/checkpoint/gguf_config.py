@@ -11,6 +11,7 @@ from typing import Any
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint.model_config import MAX_POSITIONS
+from edge.export.facts.experts import gguf_stacks
 from edge.export.facts.family import GGUF, PRE_NORM, Family
 from edge.export.facts.gguf_header import GGUFHeader
 from edge.export.facts.gguf_metadata import Metadata, ReadVector
@@ -33,7 +34,7 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate_inp": "mlp.gate",
-    **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")},
+    **gguf_stacks("mlp"),
 }
 MODEL_NAMES = {
     "token_embd": "model.embed_tokens",

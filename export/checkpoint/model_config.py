@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.config_fields import refuse_unknown_fields
 from edge.export.checkpoint.tensor_names import VISION
+from edge.export.facts.experts import check_experts
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,7 @@ _SIZES = (
     *(f"{half}_{size}" for half in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")),
 )
 
+_EXPERTS = "num_experts", "num_local_experts"  # their number, as families call it
 _PARTS = "text_config", "encoder", "decoder"  # of a configuration
 MAX_POSITIONS = 1 << 24  # that a configuration may state: the longest contexts of today are 10 million tokens
 
@@ -63,6 +65,7 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
     stated = text if isinstance(text, Mapping) and config is not whole else raw
     if config.model_type in FAMILIES:
         _refuse_unknown_fields(stated, config, where)
+        _check_experts(complete_config, where)
         return complete_config
     return common_fields(complete_config)
 
@@ -97,6 +100,13 @@ def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> 
                     f"{where} gives {name} as {value}, and the weights are of {layers} layers; the two are not of the "
                     "same model, so fetch both again."
                 )
+
+
+def _check_experts(config: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError if no model has so many experts, or fewer than a token chooses."""
+    for name in _EXPERTS:
+        if isinstance(count := config.get(name), int) and count != 0:
+            check_experts(where, count, config.get("num_experts_per_tok") or 0, config["num_hidden_layers"])
 
 
 # The number of a classifier's labels, which transformers makes a name each for; and how weights were quantized, which

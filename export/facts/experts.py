@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from edge.errors import CheckpointError
+
 # Of each expert, in its block; other names are turned into these where a checkpoint is read.
 GATE, UP, DOWN = EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # In transformers' models the matrices of all experts are one parameter [experts, rows, columns], of these, and so are
@@ -14,6 +16,8 @@ STACKED = {"gate_up_proj": (GATE, UP), "down_proj": (DOWN,)}
 WHOLE = re.compile(rf"(.+)\.experts\.({'|'.join(STACKED)})(_bias)?")
 STACK = re.compile(rf"(.+)\.experts\.({'|'.join(EXPERT_PROJECTIONS)})\.(weight|bias)")  # see `stack_name`
 OF_EXPERT = re.compile(rf"(.+)\.experts\.(\d+)\.({'|'.join(EXPERT_PROJECTIONS)})\.(weight|bias)")
+MOST = 1 << 14  # experts of a layer, as our kernels take them
+MOST_OF_ALL = 1 << 17  # those of all layers: Kimi K2 has 23,040, and the tensors of each have names
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,17 @@ class Experts:
         return found
 
 
+def check_experts(where: str, count: int, chosen: int, layers: int) -> None:
+    """Raise CheckpointError if no model has this many experts in each of its layers, or fewer than a token chooses."""
+    if count > MOST or count * layers > MOST_OF_ALL:
+        raise CheckpointError(
+            f"{where} gives {count} experts to each of {layers} layers, and no model has more than {MOST:,} in one or "
+            f"{MOST_OF_ALL:,} in all; fetch it again."
+        )
+    if not 1 <= chosen <= count:
+        raise CheckpointError(f"{where} chooses {chosen} of {count} experts for each token; fetch it again.")
+
+
 def expert_name(block: str, expert: int, projection: str, part: str = "weight") -> str:
     """The name of an expert's matrix, or of its bias. block: that of all experts, as `model.layers.0.mlp`."""
     return f"{block}.experts.{expert}.{projection}.{part}"
@@ -83,6 +98,11 @@ def member_of(stack: Any, place: int, count: int, *, turned: bool) -> Any:
 def stack_name(block: str, projection: str) -> str:
     """The name of the matrices of all experts, one after the other."""
     return f"{block}.experts.{projection}.weight"
+
+
+def gguf_stacks(block: str) -> dict[str, str]:
+    """The matrices of all experts by their names in GGUF files. block: that of all experts in a layer."""
+    return {f"ffn_{name.removesuffix('_proj')}_exps": f"{block}.experts.{name}" for name in EXPERT_PROJECTIONS}
 
 
 def first_of(name: str) -> str:

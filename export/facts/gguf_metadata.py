@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.export.facts.experts import check_experts
 from edge.export.facts.gguf_header import GGUFHeader
 
 # What else a file may say of YaRN, and transformers' names for it.
@@ -73,6 +74,13 @@ class Metadata:
                 f"{self.path} states no number as {self._prefix}.{key} for each of its {layers} layers; fetch it again."
             )
         return [0.0 if number == -math.inf else round(NormalDist().cdf(number), 6) for number in numbers]
+
+    def experts(self, count: str = "num_local_experts") -> dict[str, int]:
+        """Return the fields of the configuration that say how many experts there are, and how many a token chooses.
+        count: what the first is called."""
+        there, chosen = self.size("expert_count"), self.size("expert_used_count")
+        check_experts(str(self.path), there, chosen, self.size("block_count"))
+        return {count: there, "num_experts_per_tok": chosen}
 
     def states_by_layer(self, key: str) -> bool:
         """True if a key has a value for each layer."""

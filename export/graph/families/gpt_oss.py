@@ -34,8 +34,7 @@ def gguf(m: Metadata) -> dict[str, Any]:
         **m.windows(period=2),
         "intermediate_size": m.size("expert_feed_forward_length"),
         "rope_parameters": {**m.rope(), "truncate": False},
-        "num_local_experts": m.size("expert_count"),
-        "num_experts_per_tok": m.size("expert_used_count"),
+        **m.experts(),
         "swiglu_alpha": ALPHA,
         "swiglu_limit": LIMIT,
     }

@@ -12,7 +12,7 @@ from edge.export.facts.gguf_metadata import HEADS, Metadata
 from edge.export.facts.mixers import SelectiveScan
 from edge.export.graph.families.granite import multiplied, multipliers
 from edge.export.graph.families.granite_moe import GGUF_NAMES as EXPERT_NAMES
-from edge.export.graph.families.granite_moe import JOINED, chosen, mixture
+from edge.export.graph.families.granite_moe import JOINED, mixture
 from edge.export.graph.llama_like import llama_like
 
 NAME = "granitemoehybrid"
@@ -77,7 +77,7 @@ def gguf(m: Metadata) -> dict[str, Any]:
         # A file that says nothing of it rotates, as llama.cpp does.
         "position_embedding_type": None if m.get("rope.scaling.finetuned", bool) is False else "rope",
         "shared_intermediate_size": m.size("expert_shared_feed_forward_length") if experts else wide,
-        **(chosen(m) if experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
+        **(m.experts() if experts else {"num_local_experts": 0, "num_experts_per_tok": 0}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.facts.experts import Experts
+from edge.export.facts.experts import Experts, gguf_stacks
 from edge.export.facts.family import GGUF, LlamaLike
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.families import granite
@@ -40,19 +40,14 @@ def gguf(m: Metadata) -> dict[str, Any]:
     shared = m.get("expert_shared_feed_forward_length", int)
     return {
         **granite.gguf(m),
-        **chosen(m),
+        **m.experts(),
         **({"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {}),
     }
 
 
-def chosen(m: Metadata) -> dict[str, Any]:
-    """The fields of the configuration about experts."""
-    return {"num_local_experts": m.size("expert_count"), "num_experts_per_tok": m.size("expert_used_count")}
-
-
 GGUF_NAMES = {
     "ffn_gate_inp": f"{EXPERTS}.router",
-    **{f"ffn_{part}_exps": f"{EXPERTS}.experts.{part}_proj" for part in ("gate", "up", "down")},
+    **gguf_stacks(EXPERTS),
     "ffn_gate_shexp": "shared_mlp.gate",
     "ffn_up_shexp": "shared_mlp.up",
     "ffn_down_shexp": "shared_mlp.output_linear",

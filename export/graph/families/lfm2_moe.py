@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.facts.experts import Experts
+from edge.export.facts.experts import Experts, gguf_stacks
 from edge.export.facts.family import GGUF, LlamaLike
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.graph.families import lfm2
@@ -34,8 +34,7 @@ def gguf(m: Metadata) -> dict[str, Any]:
     layers, dense = m.size("block_count"), m.get("leading_dense_block_count", int) or 0
     return {
         **lfm2.gguf(m),
-        "num_experts": m.size("expert_count"),
-        "num_experts_per_tok": m.size("expert_used_count"),
+        **m.experts("num_experts"),
         "moe_intermediate_size": m.size("expert_feed_forward_length"),
         "num_dense_layers": dense,
         "use_expert_bias": m.has(f"blk.{min(max(dense, 0), layers - 1)}.exp_probs_b.bias"),
@@ -47,7 +46,7 @@ def gguf(m: Metadata) -> dict[str, Any]:
 GGUF_NAMES = {
     **lfm2.GGUF_NAMES,
     "ffn_gate_inp": "feed_forward.gate",
-    **{f"ffn_{part}_exps": f"feed_forward.experts.{part}_proj" for part in ("gate", "up", "down")},
+    **gguf_stacks("feed_forward"),
 }
 FAMILY = llama_like(
     layers,

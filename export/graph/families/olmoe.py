@@ -28,8 +28,7 @@ def layers(config: Any) -> LlamaLike:
 def gguf(m: Metadata) -> dict[str, Any]:
     return {
         "rope_parameters": m.rope(),
-        "num_experts": m.size("expert_count"),
-        "num_experts_per_tok": m.size("expert_used_count"),
+        **m.experts("num_experts"),
         "norm_topk_prob": False,
         "clip_qkv": None,
     }

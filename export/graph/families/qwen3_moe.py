@@ -32,8 +32,7 @@ def gguf(m: Metadata) -> dict[str, Any]:
     return {
         "head_dim": m.head_dim,
         "rope_parameters": m.rope(),
-        "num_local_experts": m.size("expert_count"),
-        "num_experts_per_tok": m.size("expert_used_count"),
+        **m.experts(),
         "moe_intermediate_size": m.size("expert_feed_forward_length"),
         "norm_topk_prob": True,  # as llama.cpp computes all of them
         "mlp_only_layers": [],

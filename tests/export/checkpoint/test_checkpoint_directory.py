@@ -320,6 +320,23 @@ class TestRefusals:
         assert part in self.refusal(root)
 
     @pytest.mark.parametrize(
+        ("kind", "name"),
+        [
+            *((kind, "num_experts") for kind in ("olmoe", "lfm2_moe", "qwen3_moe")),
+            *((kind, "num_local_experts") for kind in ("olmoe", "qwen3_moe", "gpt_oss", "granitemoe")),
+            ("granitemoehybrid", "num_local_experts"),
+        ],
+    )
+    def test_numbers_of_experts_that_no_model_has(self, root: Path, kind: str, name: str) -> None:
+        own = {"model_type": kind, "rope_parameters": None, "head_dim": None, "mamba_n_heads": 6}
+        edit(root / "config.json", **own, **{name: 300_000})
+        assert "gives 300000 experts to each of 4 layers" in self.refusal(root)
+        edit(root / "config.json", **{name: 4}, num_experts_per_tok=5)
+        assert "chooses 5 of 4 experts" in self.refusal(root)
+        edit(root / "config.json", num_experts_per_tok=0)
+        assert "chooses 0 of 4 experts" in self.refusal(root)
+
+    @pytest.mark.parametrize(
         ("name", "value"), [("use_qk_norm", True), ("num_local_experts", 8), ("logits_scaling", 4.0), ("clip_qkv", 8)]
     )
     def test_a_field_that_changes_the_model_and_that_nothing_reads(self, root: Path, name: str, value: object) -> None:

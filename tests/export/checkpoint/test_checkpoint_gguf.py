@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf_files import GPT_OSS, LESS_ONE, VOCABULARY, byte_vocabulary, interleave, tiny_model, write_gguf
+from gguf_files import CALLED, GPT_OSS, LESS_ONE, VOCABULARY, byte_vocabulary, interleave, tiny_model, write_gguf
 from graph_harness import TURNED, one_by_one
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -264,6 +264,21 @@ def test_a_tensor_of_experts_that_is_missing_is_named(tmp_path: Path, name: str,
     model = tiny_model("granitemoeshared", **EXPERTS, shared_intermediate_size=64)
     with pytest.raises(CheckpointError, match=f"lacks the tensor '{re.escape(missing)}'"):
         open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, leave_out=name)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [("expert_count", 300_000, "300000 experts to each of 4 layers"),
+     ("expert_used_count", 5, "chooses 5 of 4 experts"), ("expert_used_count", 0, "gives .*expert_used_count as 0")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["olmoe", "qwen3moe", "gpt-oss", "granitemoe", "lfm2moe", "granite 4 with experts"])
+def test_numbers_of_experts_that_no_model_has_are_refused(
+    tmp_path: Path, name: str, key: str, value: int, reason: str
+) -> None:
+    kind, settings, more = MODELS[name]
+    metadata = {**more, f"{CALLED.get(kind, kind)}.{key}": value}
+    with pytest.raises(CheckpointError, match=reason):
+        open_checkpoint(str(write_gguf(tmp_path / "m.gguf", tiny_model(kind, **settings), metadata=metadata)))
 
 
 def test_what_no_graph_here_does_is_refused_by_name(tmp_path: Path) -> None:
