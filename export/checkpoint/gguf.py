@@ -197,13 +197,20 @@ class GGUFCheckpoint(Checkpoint):
         for i in range(layers):
             for module, parts in self._gguf.joined.items():
                 members = [f"model.layers.{i}.{part}.weight" for part in parts]
-                sizes = [self.header.tensors[self._sources[m]].shape[1:] for m in members if m in self._sources]
-                if len(sizes) == len(members) and len({*sizes}) == 1:
-                    self._members[f"model.layers.{i}.{module}.weight"] = members
+                sources = [self._sources[member] for member in members if member in self._sources]
+                if len(sources) < len(members):
+                    continue
+                shapes = [list(self.header.tensors[source].shape) for source in sources]
+                if any(shape != shapes[0] for shape in shapes):
+                    raise CheckpointError(
+                        f"{self.header.path}: the tensors {' and '.join(map(repr, sources))} have the shapes "
+                        f"{' and '.join(map(str, shapes))} where a model's are equal; fetch it again."
+                    )
+                self._members[f"model.layers.{i}.{module}.weight"] = members
 
     def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
         """transformers' name -> the name in the file. named: from that to the other."""
-        sources = {}
+        sources = dict[str, str]()
         for source, info in self.header.tensors.items():
             name = named(source)
             if name is None:
@@ -212,6 +219,11 @@ class GGUFCheckpoint(Checkpoint):
                 raise CheckpointError(
                     f"{self.header.path}: the tensor {source!r} is stored as {info.type.name}; read are "
                     f"{', '.join(sorted(_READABLE))}."
+                )
+            if name in sources:
+                raise CheckpointError(
+                    f"{self.header.path} holds both {sources[name]!r} and {source!r}, and models of its architecture "
+                    "have one of them; it is of a newer variant."
                 )
             sources[name] = source
         return sources

@@ -281,6 +281,22 @@ def test_numbers_of_experts_that_no_model_has_are_refused(
         open_checkpoint(str(write_gguf(tmp_path / "m.gguf", tiny_model(kind, **settings), metadata=metadata)))
 
 
+def test_a_gate_and_an_up_of_other_sizes_are_no_two_halves(tmp_path: Path) -> None:
+    model = tiny_model("granitemoeshared", **EXPERTS, shared_intermediate_size=64)
+    name, rows = "blk.1.ffn_gate_shexp.weight", np.zeros((96, 96), np.float32)
+    gate = write_gguf(tmp_path / "m.gguf", model, extra={name: rows})
+    with pytest.raises(CheckpointError, match=r"have the shapes \[96, 96\] and \[64, 96\]"):
+        open_checkpoint(str(gate))
+
+
+def test_two_tensors_that_are_one_in_the_model_are_refused(tmp_path: Path) -> None:
+    kind, settings, more = MODELS["granite 4 with experts"]
+    extra = {"blk.1.ffn_gate.weight": np.zeros((64, 96), np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", tiny_model(kind, **settings), metadata=more, extra=extra)
+    with pytest.raises(CheckpointError, match="holds both 'blk.1.ffn_gate(_shexp)?.weight' and 'blk.1.ffn_gate"):
+        open_checkpoint(str(path))
+
+
 def test_what_no_graph_here_does_is_refused_by_name(tmp_path: Path) -> None:
     of_lfm = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_dense_layers": 1}
     for model, key, value, reason in (
