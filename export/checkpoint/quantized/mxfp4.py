@@ -75,4 +75,6 @@ class _Rows(Integers):
         if (exponents == NO_NUMBER).any():
             raise misfit(self._scales, "in part no numbers (255)")
         made = exact(unpack(packed.reshape(len(packed), -1), 4), exponents)
+        if not np.isfinite(made.scales).all():
+            raise misfit(self._scales, "in part too large for 32-bit floats")
         return Unpacked(made.q, made.scales, None)
