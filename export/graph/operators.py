@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Value = ir.Value
 NO_EXPERTS = "The model has experts, which only graphs for the CPU compute yet; leave out --target."
+NO_SINKS = "The model's attention has sinks, which only graphs for the CPU have yet; leave out --target."
 NO_STATES = "The model has layers that keep a state, which only graphs for the CPU do yet; leave out --target."
 
 

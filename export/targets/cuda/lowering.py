@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.graph.operators import HeadNorms, Value
+from edge.export.graph.operators import NO_SINKS, HeadNorms, Value
 from edge.export.graph.weights import StoredBlocks, StoredFloat, StoredGguf
 from edge.export.targets.cpu.lowering import CPU, END
 
@@ -118,7 +118,7 @@ class CUDA(CPU):
         if heads.dim % HEAD_MULTIPLE:
             raise ExportError(f"The model's heads are {heads.dim} wide; CUDA's attention takes multiples of 8.")
         if sinks is not None:
-            raise ExportError("The model's attention has sinks, which no graph for CUDA has yet; leave out --target.")
+            raise ExportError(NO_SINKS)
         attributes: dict[str, Any] = {
             "num_heads": heads.query,
             "kv_num_heads": heads.key_value,

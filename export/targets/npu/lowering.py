@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.graph.operators import HeadNorms, Lowering, Value, scalar
+from edge.export.graph.operators import NO_SINKS, HeadNorms, Lowering, Value, scalar
 from edge.export.graph.weights import StoredFloat
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class NPU(Lowering):
         past_key, past_value = step.past[layer]
         capacity = _size(past_key, 3)
         if sinks is not None:
-            raise ExportError("The model's attention has sinks, which no graph for NPUs has yet; leave out --target.")
+            raise ExportError(NO_SINKS)
         if softcap is not None:
             raise ExportError("The model bounds its attention scores, which no graph for NPUs does yet.")
         if window is not None and window < capacity:
