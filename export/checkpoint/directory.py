@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config, nomic_names, quantized
 from edge.export.checkpoint.expert_tensors import expert_shapes, one_by_one, refuse_more
+from edge.export.checkpoint.fused_tensors import taken_apart
 from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.pooling import MODULES, read_pooling
 from edge.export.checkpoint.score_head import read_score_head
@@ -27,7 +29,7 @@ from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
 from edge.export.facts.experts import WHOLE
 from edge.export.facts.pooling import Pooling
 from edge.export.facts.tensors import Format, QTensor
-from edge.export.graph.families import experts_of
+from edge.export.graph.families import experts_of, find_family, fused_rows
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
@@ -102,10 +104,15 @@ class DirectoryCheckpoint(FolderCheckpoint):
                 parameters = {n: shape for n, shape in parameters.items() if not WHOLE.fullmatch(n)} | experts
                 found = one_by_one(found, sizes)
             tied = model_config.tied_names(model)
+            if fused := fused_rows(self.config):
+                whole = {name for name in parameters if name.endswith(tuple(f".{end}" for end in fused))}
+                shapes = find_family(str(self.config["model_type"]))[1].tensors(SimpleNamespace(**self.config))
+                parameters = {n: shape for n, shape in (parameters | shapes).items() if n not in whole}
+                found = taken_apart(found, fused)
             stored_as = places([*parameters, *buffers], model.base_model_prefix, tied)
             found = without_prefix(found, stored_as, root)
             if experts:
-                refuse_more(found, experts, str(root))
+                refuse_more(model_config.not_ignored(model, found), experts, str(root))
             for name, others in stored_as.items():
                 if name not in found and (other := next((o for o in others if o in found), None)) is not None:
                     found[name] = found[other]

@@ -328,12 +328,10 @@ def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
     """
     modules = dict(model.named_modules())
     places = {name for name, _ in model.named_parameters(remove_duplicate=False)} | dict(model.named_buffers()).keys()
-    parts = [getattr(module, "_keys_to_ignore_on_load_unexpected", None) or () for module in model.modules()]
-    ignored = [re.compile(pattern) for patterns in parts for pattern in patterns]
     more_layers = getattr(model.config, "num_nextn_predict_layers", None) or 0  # they predict further tokens, unused
 
     def is_left_over(name: str) -> bool:
-        if name in places or any(pattern.search(name) for pattern in ignored):
+        if name in places:
             return False
         path = name.split(".")
         for at, part in enumerate(path):
@@ -344,8 +342,16 @@ def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
         return path[-1] in ("weight", "bias") and owner is not None and any(True for _ in owner.parameters(False))
 
     prefix = f"{model.base_model_prefix}."
+    names = not_ignored(model, names)
     known = [name if name.partition(".")[0] in model._modules else prefix + name for name in names]
     refuse_leftovers([name for name in known if is_left_over(name)], where)
+
+
+def not_ignored(model: Any, names: Iterable[str]) -> list[str]:
+    """The tensors that transformers does not pass over."""
+    parts = [getattr(module, "_keys_to_ignore_on_load_unexpected", None) or () for module in model.modules()]
+    ignored = [re.compile(pattern) for patterns in parts for pattern in patterns]
+    return [name for name in names if not any(pattern.search(name) for pattern in ignored)]
 
 
 def refuse_leftovers(leftovers: list[str], where: str) -> None:

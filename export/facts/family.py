@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edge.embedding_format import CLS
 from edge.errors import ExportError
 from edge.export.facts.experts import Experts
-from edge.export.facts.mixers import Mixer
+from edge.export.facts.mixers import GatedDelta, Mixer, Places
 
 if TYPE_CHECKING:
     from edge.export.facts.gguf_changes import Change
@@ -71,7 +71,8 @@ def heads_of(config: Any) -> Heads:
 
 def widest_of(config: Any) -> int:
     """The size of the widest feed-forward block, which may differ by layer."""
-    sizes: int | Sequence[int] = getattr(config, "shared_intermediate_size", None) or config.intermediate_size
+    shared = (getattr(config, f"shared_{kind}intermediate_size", None) for kind in ("", "expert_"))
+    sizes: int | Sequence[int] = next(filter(None, shared), None) or config.intermediate_size
     return sizes if isinstance(sizes, int) else max(sizes)
 
 
@@ -107,8 +108,9 @@ class LlamaLike:
     mixer: what a layer has in place of attention, if anything. beside: it has that next to attention, which reads the
     same, and what attention and mixer make is multiplied by these two and added. experts: those of a layer that has
     some in place of its feed-forward block, in the block of its name. expert_block: where they stand instead, next to
-    the feed-forward block: both read the same, and what both make is added. mlp_scales: what the gate and what the
-    feed-forward block makes are multiplied by.
+    the feed-forward block: both read the same, and what both make is added. shared_gate: the name of a row there, whose
+    product with what both read makes a sigmoid that multiplies what the feed-forward block makes. mlp_scales: what the
+    gate and what the feed-forward block makes are multiplied by.
     parallel: both blocks read the same norm of the same stream. scale multiplies the scores, 1 / sqrt(head dim) where
     it is None, and attention_softcap bounds them as softcap does logits. windowed: the configuration's sliding window
     counts. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
@@ -135,6 +137,7 @@ class LlamaLike:
     mixer: Callable[[int], Mixer | None] = lambda layer: None
     experts: Callable[[int], Experts | None] = lambda layer: None
     expert_block: str | None = None
+    shared_gate: str | None = None
     beside: tuple[float, float] | None = None
     mlp_scales: tuple[float, float] = (1.0, 1.0)
     parallel: bool = False
@@ -156,6 +159,17 @@ class LlamaLike:
     def is_dense(self, layer: int) -> bool:
         """True if a layer has a feed-forward block that all tokens go through."""
         return self.expert_block is not None or self.experts(layer) is None
+
+    def fused_rows(self, config: Any) -> dict[str, dict[str, Places]]:
+        """transformers' parameters that are several tensors here, and the places of each one's rows in them, by their
+        names within a layer."""
+        mixers = filter(None, map(self.mixer, range(config.num_hidden_layers)))
+        return {
+            f"{mixer.name}.{fused}": {f"{mixer.name}.{name}": rows for name, rows in members.items()}
+            for mixer in mixers
+            if isinstance(mixer, GatedDelta)
+            for fused, members in mixer.fused_rows.items()
+        }
 
     def layer_shapes(self, config: Any, norms: Norms, i: int) -> dict[str, tuple[int, ...]]:
         """The tensors of layer i, by transformers' names within it."""
@@ -189,6 +203,8 @@ class LlamaLike:
         if (experts := self.experts(i)) is not None:
             block = self.expert_block or self.mlp
             layer |= {f"{block}.{name}": shape for name, shape in experts.tensors(hidden).items()}
+            if self.shared_gate is not None:
+                layer[f"{block}.{self.shared_gate}.weight"] = (1, hidden)
         if self.is_dense(i):
             linears += [
                 (self.mlp, name, rows, hidden, self.mlp_bias) for name, rows in zip(self.gates, gated, strict=True)

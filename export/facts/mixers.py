@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 Shapes = dict[str, tuple[int, ...]]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class GatedDelta:
     """Qwen 3.5's linear attention by the gated delta rule. Queries, keys and values are made by one projection, and a
     convolution over the last `taps` tokens; each value head has a state [key dim, value dim].
 
-    width: of the residual stream. keys, values: heads. eps: of the norm of what is read.
+    width: of the residual stream. keys, values: heads. eps: of the norm of what is read. fused: transformers has two
+    parameters for the four projections, with the rows of a key head together, as Qwen3-Next's (`fused_rows`).
     """
 
     name: ClassVar[str] = "linear_attn"
@@ -54,6 +59,26 @@ class GatedDelta:
     value_dim: int
     taps: int
     eps: float
+    fused: bool = False
+
+    @property
+    def fused_rows(self) -> dict[str, dict[str, Places]]:
+        """The parameters that are several of `tensors`, and the places of each one's rows in them."""
+        if not self.fused:
+            return {}
+        each = self.values // self.keys
+        query, key, value, gate = self._by_key_head(self.key_dim, self.key_dim, *[each * self.value_dim] * 2)
+        rate, pace = self._by_key_head(each, each)
+        mixed = np.concatenate([query, key, value])
+        return {
+            "in_proj_qkvz.weight": {"in_proj_qkv.weight": mixed, "in_proj_z.weight": gate},
+            "in_proj_ba.weight": {"in_proj_b.weight": rate, "in_proj_a.weight": pace},
+        }
+
+    def _by_key_head(self, *rows: int) -> list[Places]:
+        """The places of the rows of each part, of which each key head has so many."""
+        places = np.arange(self.keys * sum(rows)).reshape(self.keys, -1)
+        return [part.reshape(-1) for part in np.split(places, np.cumsum(rows)[:-1], axis=1)]
 
     @property
     def channels(self) -> int:

@@ -141,7 +141,7 @@ def in_halves(weight: Weight, heads: int) -> Weight:
     if isinstance(weight, GgufTensor):
         assert not weight.heads, "the file has transformers' order, which is that of pairs"
         return dataclasses.replace(weight, heads=heads)
-    return _in_order(weight, halves(shape_of(weight)[0], heads))
+    return in_order(weight, halves(shape_of(weight)[0], heads))
 
 
 def in_blocks(weight: Weight, size: int | None) -> Weight:
@@ -158,10 +158,10 @@ def in_blocks(weight: Weight, size: int | None) -> Weight:
 def in_turns(parts: Sequence[Weight]) -> Weight:
     """Matrices of one format and size as one: first the first row of each, then the second of each, and so on."""
     rows = shape_of(parts[0])[0]
-    return _in_order(stack_rows(parts), np.arange(len(parts) * rows).reshape(len(parts), rows).T.reshape(-1))
+    return in_order(stack_rows(parts), np.arange(len(parts) * rows).reshape(len(parts), rows).T.reshape(-1))
 
 
-def _in_order(weight: Weight, order: NDArray[np.int64]) -> Weight:
+def in_order(weight: Weight, order: NDArray[np.int64]) -> Weight:
     """A matrix's rows in another order."""
     assert not isinstance(weight, GgufTensor), "a file's rows stay where they are"
     if isinstance(weight, FloatTensor):
@@ -246,7 +246,7 @@ _PACKED = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
 
 
 # What chooses experts: a few rows, whose rounding would choose others.
-_ROUTER = re.compile(r"\.(gate|router)\.weight$")
+_ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)\.weight$")
 
 
 def matrices(checkpoint: Checkpoint) -> list[str]:

@@ -107,14 +107,18 @@ class MixtureOfExperts(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """Experts and a feed-forward block that read the same: what both make is added."""
+    """Experts and a feed-forward block that read the same: what both make is added. gate: a row [1, H], whose product
+    with what they read makes a sigmoid that multiplies what the feed-forward block makes."""
 
-    def __init__(self, experts: MixtureOfExperts, dense: nn.Module):
+    def __init__(self, experts: MixtureOfExperts, dense: nn.Module, gate: nn.Parameter | None = None):
         super().__init__()
-        self.experts, self.dense = experts, dense
+        self.experts, self.dense, self.gate = experts, dense, gate
 
     def forward(self, op: Lowering, x: Value) -> Value:
-        return op.Add(self.experts(op, x), self.dense(op, x))
+        made = self.dense(op, x)
+        if self.gate is not None:
+            made = op.Mul(made, op.Sigmoid(op.matmul(x, self.gate, transposed=True)))
+        return op.Add(self.experts(op, x), made)
 
 
 def _stored(weights: Weights, block: str, count: int) -> list[Stored]:

@@ -83,8 +83,13 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
         name = f"model.layers.{i}"
         if (experts := like.experts(i)) is None:
             return dense(f"{name}.{like.mlp}", norm)
-        mixture = MixtureOfExperts(weights, f"{name}.{like.expert_block or like.mlp}", experts, activation)
-        return SharedExpert(mixture, dense(f"{name}.{like.mlp}", norm)) if like.is_dense(i) else mixture
+        block = f"{name}.{like.expert_block or like.mlp}"
+        mixture = MixtureOfExperts(weights, block, experts, activation)
+        if not like.is_dense(i):
+            return mixture
+        gate = None if like.shared_gate is None else f"{block}.{like.shared_gate}.weight"
+        row = None if gate is None else weights.vector([gate], gate, "router")
+        return SharedExpert(mixture, dense(f"{name}.{like.mlp}", norm), row)
 
     def dense(block: str, norm: RMSNorm | None) -> nn.Module:
         if not like.gated:

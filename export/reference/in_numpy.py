@@ -236,7 +236,12 @@ class Reference:
             return self._dense(layer, x, texts, observer)
         name = f"model.layers.{layer}.{self._like.expert_block or self._like.mlp}"
         made = mixture(experts, x, partial(_read_in, self._checkpoint, name), self._activation)
-        return made + self._dense(layer, x, texts, observer) if self._like.is_dense(layer) else made
+        if not self._like.is_dense(layer):
+            return made
+        shared = self._dense(layer, x, texts, observer)
+        if (gate := self._like.shared_gate) is not None:
+            shared = shared / (1 + np.exp(-(x @ self._checkpoint.read(f"{name}.{gate}.weight").T)))
+        return made + shared
 
     def _dense(self, layer: int, x: Floats, texts: Sequence[slice], observer: Observer | None) -> Floats:
         name = f"model.layers.{layer}.{self._like.mlp}"

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.facts.experts import STACKED, WHOLE, expert_name, member_of, parameter_of
+from edge.export.facts.experts import STACKED, WHOLE, expert_name, member_of
 from edge.export.facts.progress import Progress
-from edge.export.graph.families import experts_of
+from edge.export.graph.families import experts_of, fused_rows, parameter_names
 from edge.runtime.check.perplexity import LogitsSource, pieces
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def build_torch(checkpoint: Checkpoint) -> Any:
         head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
         model.config.tie_word_embeddings = False
     parameters = dict(model.named_parameters())  # tied ones once
-    have = {parameter_of(name) for name in checkpoint.names()} - dict(model.named_buffers()).keys()
+    have = {*parameter_names(checkpoint.config, checkpoint.names()).values()} - dict(model.named_buffers()).keys()
     for name in sorted(have ^ parameters.keys()):
         if name in have:
             raise CheckpointError(
@@ -99,7 +99,16 @@ def read_torch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> tor
     """
     import torch
 
-    values = _of_experts(checkpoint, name, shape) if WHOLE.fullmatch(name) else checkpoint.read(name)
+    fused = fused_rows(checkpoint.config)
+    end = next((end for end in fused if name.endswith(f".{end}")), None)
+    if WHOLE.fullmatch(name):
+        values = _of_experts(checkpoint, name, shape)
+    elif end is not None:
+        values = np.empty(shape, np.float32)
+        for member, places in fused[end].items():
+            values[places] = checkpoint.read(name.removesuffix(end) + member)
+    else:
+        values = checkpoint.read(name)
     if values.shape != shape:
         raise CheckpointError(
             f"{checkpoint.name} holds {name} with shape {list(values.shape)}, and its configuration asks for "

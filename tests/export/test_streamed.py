@@ -12,7 +12,7 @@ from graph_harness import TinyCheckpoint, tiny_model
 from transformers import AutoConfig
 
 from edge.errors import CheckpointError
-from edge.export.facts.experts import parameter_of
+from edge.export.graph.families import parameter_names
 from edge.export.quantize.calibration_set import TextSet
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.reference.streamed import StreamedLogits, StreamedModel
@@ -79,6 +79,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "qwen3-next": {
+        **{"model_type": "qwen3_next", "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "head_dim": None},
     "lfm2, experts": {
         "model_type": "lfm2_moe",
@@ -104,7 +110,7 @@ def checkpoint_of(name: str) -> Any:
     found: Any = TinyCheckpoint(tiny_model(AutoConfig.for_model(**config)))
     found.name = name
     there = dict(found.model.named_parameters())
-    own = [n for n in found.names() if parameter_of(n) in there]
+    own = [n for n, parameter in parameter_names(found.config, found.names()).items() if parameter in there]
     found.names = lambda: own
     return found
 

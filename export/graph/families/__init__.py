@@ -8,13 +8,14 @@ GGUF files call it, and `tokenizer`, transformers' name for the tokenizer of a c
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from edge.errors import ExportError
-from edge.export.facts.experts import Experts
+from edge.export.facts.experts import Experts, parameter_of
 from edge.export.facts.family import Family, Norms
+from edge.export.facts.mixers import Places
 from edge.registry import Registry
 
 FAMILIES = Registry(__name__, "family")
@@ -73,6 +74,31 @@ def experts_of(config: Mapping[str, Any]) -> Experts | None:
     if family.layers is None or config.get("is_encoder_decoder"):
         return None
     return next(filter(None, map(family.layers(given).experts, range(given.num_hidden_layers))), None)
+
+
+def fused_rows(config: Mapping[str, Any]) -> dict[str, dict[str, Places]]:
+    """transformers' parameters that are several tensors here; see `LlamaLike.fused_rows`.
+
+    Raises:
+        ExportError: there is no such family.
+    """
+    family, given = find_family(str(config.get("model_type")))[1], SimpleNamespace(**config)
+    if family.layers is None or config.get("is_encoder_decoder"):
+        return {}
+    return family.layers(given).fused_rows(given)
+
+
+def parameter_names(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """The parameter of transformers' that each tensor is, or is a part of, by the tensors' names.
+
+    Raises:
+        ExportError: there is no such family.
+    """
+    whole = {member: end for end, members in fused_rows(config).items() for member in members}
+    found = {name: parameter_of(name) for name in names}
+    for member, end in whole.items():
+        found |= {name: name.removesuffix(member) + end for name in found if name.endswith(f".{member}")}
+    return found
 
 
 def may_calibrate(config: Mapping[str, Any]) -> bool:

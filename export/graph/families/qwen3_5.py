@@ -21,7 +21,7 @@ GUESSING = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "sh
 NORMS = Norms(offset=1.0)
 
 
-def mixer_of(config: Any) -> GatedDelta:
+def mixer_of(config: Any, *, fused: bool = False) -> GatedDelta:
     if config.linear_num_value_heads % config.linear_num_key_heads:
         raise ExportError(
             f"The model has {config.linear_num_value_heads} value heads of linear attention and "
@@ -35,16 +35,22 @@ def mixer_of(config: Any) -> GatedDelta:
         value_dim=config.linear_value_head_dim,
         taps=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
+        fused=fused,
     )
 
 
 def layers(config: Any) -> LlamaLike:
-    mixer = mixer_of(config)
+    return in_turns_with_attention(config, mixer_of(config))
+
+
+def in_turns_with_attention(config: Any, mixer: GatedDelta, **others: Any) -> LlamaLike:
+    """The layers of a model that has linear attention in most of them. others: how those with experts differ."""
     return LlamaLike(
         bias=config.attention_bias,
         qk_norm="head",
         output_gate=True,
         mixer=lambda layer: mixer if config.layer_types[layer] == LINEAR else None,
+        **others,
     )
 
 

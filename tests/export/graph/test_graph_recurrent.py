@@ -14,8 +14,7 @@ from decoder_configs import BASE, VOCABULARY, rope
 from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative_error, tiny_model, torch_logits
 from transformers import AutoConfig
 
-from edge.export.facts.experts import parameter_of
-from edge.export.graph.families import find_family
+from edge.export.graph.families import find_family, parameter_names
 from edge.export.graph.step import Built
 from edge.export.reference.in_numpy import Reference
 
@@ -74,6 +73,10 @@ LFM_EXPERTS = {
     "moe_intermediate_size": 24,
     "num_dense_layers": 1,
 }
+SHARED = {
+    **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "shared_expert_intermediate_size": 40,
+}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text", **DELTA},
     "qwen3_5-values-untied": {
@@ -83,6 +86,8 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "tie_word_embeddings": False,
     },
+    "qwen3_next": {"model_type": "qwen3_next", **DELTA, **SHARED, "linear_num_value_heads": 4},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **DELTA, **SHARED, "tie_word_embeddings": True},
     "lfm2": {"model_type": "lfm2", **CONVOLUTIONS, "block_auto_adjust_ff_dim": False},
     "lfm2-adjusted-biases": {
         "model_type": "lfm2",
@@ -171,8 +176,9 @@ def test_a_family_names_all_tensors_of_its_models(exported: Exported) -> None:
     _, family = find_family(checkpoint.config["model_type"])
     assert family.layers is not None and family.norms is not None
     config = SimpleNamespace(**checkpoint.config)
-    there = {parameter_of(name) for name in checkpoint.names()} & checkpoint.model.state_dict().keys()
-    expected = {name: checkpoint.shape(name) for name in checkpoint.names() if parameter_of(name) in there}
+    parameters = parameter_names(checkpoint.config, checkpoint.names())
+    there = set(parameters.values()) & checkpoint.model.state_dict().keys()
+    expected = {name: checkpoint.shape(name) for name in checkpoint.names() if parameters[name] in there}
     assert family.layers(config).shapes(config, family.norms) == expected
 
 
