@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.errors import ExportError, InputError
+from edge.export.graph.families.qwen3_5 import mixer_of
 from edge.runtime.engine.engine import Engine
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.load import open_engine
@@ -166,3 +168,13 @@ def test_other_targets_refuse_states_in_a_sentence(checkpoint: Path, tmp_path: P
 def test_layers_cannot_be_skipped(bundle: Bundle) -> None:
     with pytest.raises(InputError):
         edge.load(bundle.root, skip="unified:0.5", skip_anyway=True)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("changes", [{"linear_num_key_heads": 0}, {"linear_num_value_heads": 10**9}])
+def test_sizes_that_no_model_has_are_refused_before_anything_is_made_of_them(
+    family: str, changes: dict[str, int]
+) -> None:
+    given = SimpleNamespace(**{**BASE, **MODELS["qwen3_next"], **changes}, linear_conv_kernel_dim=4, rms_norm_eps=1e-6)
+    with pytest.raises(ExportError, match="in linear attention, and .* which no model has"):
+        mixer_of(given, fused=family == "qwen3_next")

@@ -19,20 +19,27 @@ LINEAR, FULL = "linear_attention", "full_attention"
 INTERVAL = 4  # of layers that attend, where a file does not say
 GUESSING = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")  # of layers that guess
 NORMS = Norms(offset=1.0)
+MOST_CHANNELS = 1 << 20  # of linear attention: 170 times Qwen3-Next's
 
 
 def mixer_of(config: Any, *, fused: bool = False) -> GatedDelta:
-    if config.linear_num_value_heads % config.linear_num_key_heads:
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+    if min(keys, values, key_dim, value_dim) < 1 or keys * key_dim + values * value_dim > MOST_CHANNELS:
         raise ExportError(
-            f"The model has {config.linear_num_value_heads} value heads of linear attention and "
-            f"{config.linear_num_key_heads} key heads, which do not divide them."
+            f"The model has {keys:,} key heads of {key_dim:,} channels in linear attention, and {values:,} value heads "
+            f"of {value_dim:,}, which no model has."
+        )
+    if values % keys:
+        raise ExportError(
+            f"The model has {values} value heads of linear attention and {keys} key heads, which do not divide them."
         )
     return GatedDelta(
         config.hidden_size,
-        keys=config.linear_num_key_heads,
-        values=config.linear_num_value_heads,
-        key_dim=config.linear_key_head_dim,
-        value_dim=config.linear_value_head_dim,
+        keys=keys,
+        values=values,
+        key_dim=key_dim,
+        value_dim=value_dim,
         taps=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
         fused=fused,
