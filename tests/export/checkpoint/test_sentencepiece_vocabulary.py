@@ -185,7 +185,7 @@ def test_an_nllb_directory_with_a_sentencepiece_model_alone_becomes_a_translator
     assert main(["run", target, text, "--from", "eng", "--to", "deu", "--json"]) == 0
     assert [2, NLLB[1], *json.loads(capsys.readouterr().out)["token_ids"]] == wanted
     for options, sentence in (
-        ((), "needs a target language; it has 202, such as"),
+        ((), "needs a target language, by --to or target_language; it has 202, such as"),
         (("--to", "dee_Latn"), "no target language 'dee_Latn'; it has 202, such as ewe_Latn, deu_Latn"),
         (("--to", "deu", "--from", "xx"), "no source language 'xx'"),
     ):

@@ -34,7 +34,8 @@ FAMILIES = [
     *("exaone4", "ernie4_5", "hunyuan_v1_dense", "cohere2", "starcoder2", "stablelm", "bitnet"),
     *("qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1"),
 ]
-SCAN = {"mamba_n_heads": 4, "mamba_d_state": 16, "num_local_experts": 0, "shared_intermediate_size": 160}
+SCAN = {"mamba_n_heads": 4, "mamba_d_state": 16}
+NO_EXPERTS = {"num_local_experts": 0, "shared_intermediate_size": 160}
 SETTINGS: dict[str, dict[str, Any]] = {
     "stablelm": {"partial_rotary_factor": 0.5, "use_parallel_residual": True},
     "qwen3_5_text": {
@@ -45,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
     },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "granitemoehybrid": {**SCAN, "layer_types": ["mamba", "attention"]},
+    "granitemoehybrid": {**SCAN, **NO_EXPERTS, "layer_types": ["mamba", "attention"]},
     "falcon_h1": {**SCAN, "mamba_d_ssm": 96, "mamba_rms_norm": True},
 }
 
