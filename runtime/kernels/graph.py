@@ -4,7 +4,7 @@ layout of the weights."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +27,7 @@ from edge.runtime.kernels.library import (
     DOMAIN,
     GGUF_DOMAIN,
     INT8_DOMAIN,
+    PACKAGE,
     Kernels,
     computes_gguf,
     find_kernels,
@@ -122,6 +123,8 @@ def kernel_graph(
             packed = packed_weights(bundle, kernels, wanted, lambda: chain(wanted, _of_all_graphs(bundle, kernels)))
             _take(products, packed, read)
             files.append(packed.file)
+        if _their_experts(model.graph):
+            without_kernels(f"the {PACKAGE} that is installed does not compute experts such as this model's")
         _drop_unread(model.graph)
         _take_operators(model.graph, layers_of(bundle.manifest), units, kernels)
         inside = {} if apart and units is None else take_chains(model.graph)
@@ -219,24 +222,17 @@ def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None, kern
 
 def runs_in_units(bundle: Bundle, role: str, units: Units) -> bool:
     """True if these kernels run here, and can leave out units of the bundle's graph with this role."""
-    kernels = find_kernels()
-    path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == role), None)
-    if kernels is None or path is None:
-        return False
-    try:
-        spans = tuple((unit.part, tuple(unit.layers)) for unit in units.segments)
-        return _in_units(path, _changed(path), tuple(bundle.manifest.kv.layers), spans, kernels)
-    except (OSError, DecodeError, *STRANGE):
-        return False  # whoever opens it says why
+    spans = tuple((unit.part, tuple(unit.layers)) for unit in units.segments)
+    return _asked(bundle, role, _in_units, tuple(bundle.manifest.kv.layers), spans)
 
 
 @lru_cache(8)
 def _in_units(
     path: Path,
     changed: tuple[int, ...],
+    kernels: Kernels,
     layers: tuple[KVLayer, ...],
     spans: tuple[tuple[str, tuple[int, ...]], ...],
-    kernels: Kernels,
 ) -> bool:
     """The same of a graph's file, which is read once while nobody changes it. spans: the parts and layers of units."""
     units = Units(tuple(Segment(part, [*own]) for part, own in spans))
@@ -252,12 +248,23 @@ def _in_units(
 
 def attends_to_bytes(bundle: Bundle) -> bool:
     """True if these kernels run here, and attend to a KV cache in int8 in this bundle's graph with one."""
-    path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == KV8), None)
+    return _asked(bundle, KV8, _attends_to_bytes, tuple(bundle.manifest.kv.layers))
+
+
+def computes_experts(bundle: Bundle) -> bool:
+    """True if these kernels run here, and compute all experts of this bundle's decoder."""
+    return _asked(bundle, "decoder", _computes_experts)
+
+
+def _asked(bundle: Bundle, role: str, answer: Callable[..., bool], *facts: Any) -> bool:
+    """The answer for the graph with this role, of its file's path and identity, the kernels and these facts; False
+    where there is none."""
+    path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == role), None)
     kernels = find_kernels()
     if path is None or kernels is None:
         return False
     try:
-        return _attends_to_bytes(path, _changed(path), tuple(bundle.manifest.kv.layers), kernels)
+        return answer(path, _changed(path), kernels, *facts)
     except (OSError, DecodeError, *STRANGE):
         return False  # whoever opens it says why
 
@@ -269,13 +276,26 @@ def _changed(path: Path) -> tuple[int, ...]:
 
 
 @lru_cache(8)
-def _attends_to_bytes(path: Path, changed: tuple[int, ...], layers: tuple[KVLayer, ...], kernels: Kernels) -> bool:
+def _attends_to_bytes(path: Path, changed: tuple[int, ...], kernels: Kernels, layers: tuple[KVLayer, ...]) -> bool:
     """The same of a graph's file, which is read once while nobody changes it: a start asks several times."""
     graph = parse_graph(path).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     # Else onnxruntime's kernels run the whole graph.
     ours = any(node.domain == GGUF_DOMAIN or _matrices(node, stored, kernels) for node in graph.node)
     return ours and takes_bytes(graph, layers, kernels.attention)
+
+
+@lru_cache(8)
+def _computes_experts(path: Path, changed: tuple[int, ...], kernels: Kernels) -> bool:
+    graph = parse_graph(path).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    return all(_matrices(node, stored, kernels) for node in _their_experts(graph))
+
+
+def _their_experts(graph: Any) -> list[Any]:
+    """The experts of a graph that are onnxruntime's operators."""
+    nodes = (node for each in graphs(graph) for node in each.node)
+    return [node for node in nodes if (node.op_type, node.domain) == (EXPERTS, THEIRS)]
 
 
 def _of_all_graphs(bundle: Bundle, kernels: Kernels) -> Iterator[Matrix]:

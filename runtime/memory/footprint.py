@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
-from edge.runtime.kernels.graph import attends_to_bytes
-from edge.runtime.kernels.library import find_kernels, map_weights
+from edge.runtime.kernels.graph import attends_to_bytes, computes_experts
+from edge.runtime.kernels.library import map_weights
 from edge.runtime.kernels.rows import UNIT
 from edge.runtime.limits import LASTING
 from edge.runtime.mapped_file import mapped_file, unchanged
@@ -143,8 +143,7 @@ class MemoryModel:
         head = [groups["head"]] if "head" in groups else looked[:1]
         read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
         mapped = map_weights()
-        kernels = find_kernels()
-        ours = kernels is not None and kernels.experts  # else onnxruntime packs experts, whatever kernels there are
+        ours = EXPERTS in groups and computes_experts(bundle)  # else onnxruntime packs them, whatever kernels there are
         self._packed = sum(packed_bytes(group, mapped and (ours or group.name != EXPERTS)) for group in read)
         self._prefill = 0
         if manifest.prefill is not None:  # the second session packs the head too, and holds the rotation twice

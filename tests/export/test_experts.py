@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -22,7 +23,8 @@ from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.tune.network import Network
 from edge.runtime.check.perplexity import EngineLogits, compare
 from edge.runtime.engine.engine import Engine
-from edge.runtime.kernels.library import find_kernels
+from edge.runtime.kernels.graph import kernel_graph
+from edge.runtime.kernels.library import find_kernels, without_kernels
 from edge.runtime.load import open_engine
 from edge.runtime.memory.footprint import Demand, MemoryModel
 
@@ -179,6 +181,36 @@ def test_with_our_kernels_rows_depend_on_nothing_else_and_experts_are_mapped(bun
     group = next(group for group in bundle.manifest.groups if group.name == "experts")
     packed = MemoryModel(bundle).footprint(Demand(CONTEXT, 16)).kinds["packed weights"]
     assert packed < group.bytes  # which the system may take back, expert by expert
+
+
+class Older:
+    """The library before biases of experts."""
+
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._calls, name)
+
+    def edge_experts(self) -> int:
+        return 1
+
+
+@pytest.mark.skipif(KERNELS is None or not KERNELS.biased_experts, reason="edge_kernels is not installed, or older")
+def test_experts_that_kernels_leave_to_onnxruntime_count_and_a_line_says_so(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert KERNELS is not None
+    demand, without_biases = Demand(CONTEXT, 16), bundle.manifest.family != "gpt_oss"
+    before = MemoryModel(bundle).footprint(demand).kinds["packed weights"]
+    older = dataclasses.replace(KERNELS, calls=Older(KERNELS.calls))
+    monkeypatch.setattr("edge.runtime.kernels.graph.find_kernels", lambda: older)
+    without_kernels.cache_clear()
+    made = kernel_graph(bundle, bundle.path("graphs/decoder.onnx"), older)
+    assert made is not None and ("does not compute experts" in caplog.text) != without_biases
+    packed = MemoryModel(bundle).footprint(demand).kinds["packed weights"]
+    group = next(group for group in bundle.manifest.groups if group.name == "experts")
+    assert packed == before if without_biases else packed - before > group.bytes
 
 
 def test_answers_are_the_same_in_a_batch_with_drafts_and_again(bundle: Bundle) -> None:
