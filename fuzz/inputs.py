@@ -232,13 +232,15 @@ def quantized(out: Path) -> None:
 
 @_input
 def gguf(out: Path) -> None:
-    """A Llama and a T5 in GGUF files."""
-    from gguf_files import Type, tiny_model, write_gguf
+    """A Llama, a T5 and gpt-oss in GGUF files."""
+    from gguf_files import GPT_OSS, Type, tiny_model, write_gguf
     from gguf_t5 import tiny_t5, write_t5
 
     model = tiny_model("llama", hidden_size=96, num_hidden_layers=2, intermediate_size=64)
     write_gguf(out / "llama.gguf", model, types={"ffn_up": Type.Q8_0, "ffn_down": Type.F16})
     write_t5(out / "t5.gguf", tiny_t5(num_layers=1, num_decoder_layers=1))
+    model = tiny_model("gpt_oss", **GPT_OSS | {"num_hidden_layers": 2, "intermediate_size": 32})
+    write_gguf(out / "experts.gguf", model, types={"exps.weight": Type.MXFP4, "attn_q.w": Type.Q8_0})
 
 
 @_input

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf_files import GPT_OSS, tiny_model, write_gguf
@@ -269,6 +270,39 @@ def test_scales_that_are_no_numbers_are_refused(made: Path, tmp_path: Path) -> N
         with pytest.raises((BundleError, ExportError), match="no numbers"):
             export(path, tmp_path / "m.edge", in_place=in_place)
     assert not (tmp_path / "m.edge").exists()
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("experts")
+    model = tiny_model("olmoe", num_hidden_layers=1, num_key_value_heads=3, **EXPERTS)
+    return export(write_gguf(folder / "m.gguf", model, types=EXPERTS_OF_32), folder / "m.edge", check=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"k": 5}, {"k": 0}, {"experts": 0}, {"experts": 3}, {"experts": 1 << 40}, {"gate.parts": 2}, {"down.parts": 0},
+     {"up.N": 64}, {"gate.part.0.N": 320}, {"down.K": 32}, {"gate.matrix": 1}, {"what": 1}, {"input": 1}],
+    ids=str,
+)  # fmt: skip
+def test_experts_that_are_not_as_exports_write_them_are_refused(experts: Bundle, changes: dict[str, int]) -> None:
+    path = experts.path("graphs/decoder.onnx")
+    before = path.read_bytes()
+    model = onnx.load_from_string(before)
+    node = next(node for node in model.graph.node if node.op_type == "GgufExperts")
+    for name, value in changes.items():
+        if name == "input":  # a bias of gate and up alone
+            node.input.append(node.input[0])
+            continue
+        for attribute in [each for each in node.attribute if each.name == name]:
+            node.attribute.remove(attribute)
+        node.attribute.add(name=name, i=value, type=onnx.AttributeProto.INT)
+    try:
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(BundleError):
+            open_engine(experts)
+    finally:
+        path.write_bytes(before)
 
 
 def test_a_manifest_that_names_odd_files_is_refused(outside: Bundle) -> None:
