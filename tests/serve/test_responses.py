@@ -16,6 +16,7 @@ from scripted_worker import Said, ScriptedWorker
 from edge.bundle import Bundle
 from edge.errors import BundleError, EdgeError
 from edge.runtime.decode.answer import FinishReason
+from edge.serve.hold import Hold
 
 PROMPT = "The moon shines"
 TOOL = {
@@ -90,7 +91,7 @@ def scripted(
     error: EdgeError | None = None,
 ) -> ScriptedWorker:
     worker = ScriptedWorker(pieces, finish, error)
-    monkeypatch.setattr("edge.serve.models.Models.worker", lambda self, name: worker)
+    monkeypatch.setattr("edge.serve.models.Models.worker", lambda self, name: (worker, Hold(lambda: None)))
     return worker
 
 
