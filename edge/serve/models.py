@@ -158,7 +158,6 @@ class Models:
     def _make_room(self, rooms: Rooms, name: str) -> list[str]:
         """Close models until one more fits, each once nothing is asked of it; requests for them wait behind. Returns
         those that stay."""
-        pause = threading.Event()
         there = sorted(self._workers, key=self._asked.__getitem__)
         leaving = []
         while there and not rooms.fit([*there, name]):
@@ -169,7 +168,7 @@ class Models:
                 while not self._workers[each].close_if_idle():
                     if self._closed:
                         raise WorkerClosed(CLOSING)
-                    pause.wait(WAIT_S)
+                    time.sleep(WAIT_S)
                 del self._workers[each]
         finally:
             self._leaving = set()

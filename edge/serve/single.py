@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from edge.runtime.memory.shares import closed
-from edge.serve.hold import Hold
-from edge.serve.refusal import WorkerClosed, too_many
+from edge.serve.hold import Held
+from edge.serve.refusal import too_many
 
 if TYPE_CHECKING:
     from edge.runtime.embed.text_model import TextModel
@@ -19,7 +18,7 @@ T = TypeVar("T")
 CLOSE_S = 30.0
 
 
-class Single:
+class Single(Held):
     """Runs what is asked of a model, one after another, each in the thread that asks.
 
     Args:
@@ -28,24 +27,10 @@ class Single:
     """
 
     def __init__(self, model: Text2Text | Transcriber | TextModel, *, queue: int) -> None:
+        super().__init__(model.bundle.manifest.name)
         self.model, self._queue = model, queue
-        # The count's lock may be taken again by a thread that has it: there, too, a hold may end.
-        self._turn, self._count = threading.Lock(), threading.RLock()
+        self._turn = threading.Lock()
         self._there = 0  # that run, or wait
-        self._holds = 0  # requests that are about to ask
-        self._closed = False
-
-    def hold(self) -> Hold:
-        """Keep the model in memory for a request that is about to ask it. WorkerClosed where it was closed."""
-        with self._count:
-            if self._closed:
-                raise WorkerClosed(closed(self.model.bundle.manifest.name))
-            self._holds += 1
-        return Hold(self._let_go)
-
-    def _let_go(self) -> None:
-        with self._count:
-            self._holds -= 1
 
     def run(self, work: Callable[[], T]) -> T:
         """Wait for the turn, and run something that uses the model.
@@ -54,17 +39,16 @@ class Single:
             Refusal: too many wait.
             WorkerClosed: the model was closed.
         """
-        with self._count:
-            if self._closed:
-                raise WorkerClosed(closed(self.model.bundle.manifest.name))
+        with self._change:
+            self._check_open()
             if self._there > self._queue:
-                raise too_many(self._there - 1, self.model.bundle.manifest.name, self._queue)
+                raise too_many(self._there - 1, self.name, self._queue)
             self._there += 1
         try:
             with self._turn:
                 return work()
         finally:
-            with self._count:
+            with self._change:
                 self._there -= 1
 
     @property
@@ -92,18 +76,9 @@ class Single:
         """True if it answers no more."""
         return self._closed
 
-    def close_if_idle(self) -> bool:
-        """Close it, unless something is asked or about to be; True if it was closed."""
-        with self._count:
-            if self._there or self._holds:
-                return False
-            self._closed = True
-        self.close()
-        return True
-
     def close(self) -> None:
         """Let what runs end, and give the model's memory back."""
-        with self._count:
+        with self._change:
             self._closed = True
         if not self._turn.acquire(timeout=CLOSE_S):
             self.model.close()  # by which it ends at its next step

@@ -17,7 +17,7 @@ from edge.runtime.decode.generate_options import GenerateOptions, never
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.thoughts import THINK_TOKENS
 from edge.runtime.memory.shares import closed
-from edge.serve.hold import Hold
+from edge.serve.hold import Held
 from edge.serve.refusal import WorkerClosed, too_many
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Job(NamedTuple):
     ended: Callable[[BatchAnswer], None]
 
 
-class Worker:
+class Worker(Held):
     """Answers what is asked of a decoder, several at a time, in a thread of its own. It rests while nothing is asked.
 
     Args:
@@ -43,12 +43,10 @@ class Worker:
     """
 
     def __init__(self, model: Model, *, parallel: int, queue: int) -> None:
+        super().__init__(model.bundle.manifest.name)
         self.model, self._parallel, self._queue = model, parallel, queue
-        self._change = threading.Condition()
         self._new: list[Job] = []
         self._jobs: dict[BatchAnswer, Job] = {}
-        self._holds = 0  # requests that are about to ask
-        self._closed = False
         self._thread = threading.Thread(target=self._run, name="edge serve", daemon=True)
         self._thread.start()
 
@@ -82,20 +80,8 @@ class Worker:
             )
         except InputError:
             if self._closed:  # meanwhile
-                raise WorkerClosed(closed(model.bundle.manifest.name)) from None
+                raise WorkerClosed(closed(self.name)) from None
             raise
-
-    def hold(self) -> Hold:
-        """Keep the model in memory for a request that is about to ask it. WorkerClosed where it was closed."""
-        with self._change:
-            if self._closed:
-                raise WorkerClosed(closed(self.model.bundle.manifest.name))
-            self._holds += 1
-        return Hold(self._let_go)
-
-    def _let_go(self) -> None:
-        with self._change:
-            self._holds -= 1
 
     def ask(self, jobs: Sequence[Job]) -> None:
         """Let answers wait for their turn.
@@ -105,8 +91,7 @@ class Worker:
             WorkerClosed: the worker was closed.
         """
         with self._change:
-            if self._closed:
-                raise WorkerClosed(closed(self.model.bundle.manifest.name))
+            self._check_open()
             self._check_room(len(jobs))
             self._new += jobs
             self._change.notify_all()
@@ -120,7 +105,7 @@ class Worker:
         there = len(self._new) + len(self._jobs)
         # The answers of one request that finds nobody there are welcome, however many they are.
         if there and there + count - self._parallel > self._queue:
-            raise too_many(self.waiting, self.model.bundle.manifest.name, self._queue)
+            raise too_many(self.waiting, self.name, self._queue)
 
     @property
     def waiting(self) -> int:
@@ -147,15 +132,6 @@ class Worker:
         """True if it answers no more, whatever ended it."""
         return self._closed or not self._thread.is_alive()
 
-    def close_if_idle(self) -> bool:
-        """Close it, unless something is asked or about to be; True if it was closed."""
-        with self._change:
-            if not self.idle or self._holds:
-                return False
-            self._closed = True
-        self.close()
-        return True
-
     def close(self) -> None:
         """End all answers after the step that runs, and give the model's memory back."""
         with self._change:
@@ -179,7 +155,7 @@ class Worker:
         finally:
             with self._change:
                 self._closed = True
-            self._fail(WorkerClosed(closed(self.model.bundle.manifest.name)))
+            self._fail(WorkerClosed(closed(self.name)))
 
     def _more(self, batch: Batch | None = None) -> bool:
         """Give new answers to the batch. Waits where there is nothing to do; False once the worker is closed."""
