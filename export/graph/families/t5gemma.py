@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from onnxscript import nn
 from transformers import T5GemmaConfig, T5GemmaModuleConfig
@@ -27,8 +28,12 @@ from edge.export.graph.weights import Weights
 from edge.manifest import Dims, EncoderDims
 from edge.runtime.engine.tree import BLOCKED
 
+if TYPE_CHECKING:
+    from transformers import T5Gemma2DecoderConfig, T5Gemma2TextConfig
+
 NAME = "t5gemma"
 NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored minus one
+Half: TypeAlias = "T5GemmaModuleConfig | T5Gemma2TextConfig | T5Gemma2DecoderConfig"  # T5Gemma 2's, too
 
 
 def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -> EncoderDecoder:
@@ -42,7 +47,6 @@ def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -
         norm=residual_norm(reader, weights, "model.encoder.norm"),
         bias=EncoderPlaces(reader, weights, max_context),
     )
-    sliding = [i for i in range(writer.num_hidden_layers) if window_of(writer, i)]
     decoder = Decoder(
         weights,
         start(writer, weights, "model.decoder"),
@@ -52,22 +56,27 @@ def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -
         softcap=writer.final_logit_softcapping,
         rope={"decoder": table(writer, weights, "decoder", max_context)},
     )
+    return EncoderDecoder(encoder, decoder, *sizes(reader, writer, max_context), bias=decoder_window(writer))
+
+
+def sizes(reader: Half, writer: Half, max_context: int) -> tuple[Dims, EncoderDims]:
+    """The sizes of both halves."""
     heads = heads_of(writer)
-    return EncoderDecoder(
-        encoder,
-        decoder,
-        Dims(
-            writer.num_hidden_layers,
-            writer.hidden_size,
-            writer.intermediate_size,
-            heads.query,
-            heads.key_value,
-            heads.dim,
-            writer.vocab_size,
-        ),
-        EncoderDims(reader.num_hidden_layers, reader.hidden_size, reader.num_attention_heads, max_context, "text"),
-        bias=DecoderWindow(writer.sliding_window, sliding) if sliding else None,
-    )
+    return Dims(
+        writer.num_hidden_layers,
+        writer.hidden_size,
+        writer.intermediate_size,
+        heads.query,
+        heads.key_value,
+        heads.dim,
+        writer.vocab_size,
+    ), EncoderDims(reader.num_hidden_layers, reader.hidden_size, reader.num_attention_heads, max_context, "text")
+
+
+def decoder_window(config: Half) -> DecoderWindow | None:
+    """The bias of the decoder's sliding layers, where there are some."""
+    sliding = [i for i in range(config.num_hidden_layers) if window_of(config, i)]
+    return DecoderWindow(config.sliding_window, sliding) if sliding else None
 
 
 def start(config: T5GemmaModuleConfig, weights: Weights, half: str) -> TextStart:
@@ -78,11 +87,11 @@ def table(config: T5GemmaModuleConfig, weights: Weights, half: str, positions: i
     return RotaryTable(weights, f"{half}.rope", *cos_sin(config, config.rope_parameters, positions))
 
 
-def residual_norm(config: T5GemmaModuleConfig, weights: Weights, name: str) -> ResidualNorm:
+def residual_norm(config: Half, weights: Weights, name: str) -> ResidualNorm:
     return ResidualNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
 
 
-def residual(config: T5GemmaModuleConfig, weights: Weights, layer: str, name: str, block: nn.Module) -> Residual:
+def residual(config: Half, weights: Weights, layer: str, name: str, block: nn.Module) -> Residual:
     """Return a residual block between its norms."""
     after = RMSNorm(weights, f"{layer}.post_{name}_layernorm", config.rms_norm_eps, offset=NORM_OFFSET)
     return Residual(residual_norm(config, weights, f"{layer}.pre_{name}_layernorm"), block, after)
@@ -213,8 +222,7 @@ class GroupedCrossAttention(nn.Module):
         self.o_proj = linear(weights, f"{name}.o_proj", "cross_attention", bias=bias)
 
     def forward(self, op: Lowering, x: Value, step: Step) -> Value:
-        y, _ = self.reader(op, self.q_proj(op, x), step)
-        return self.o_proj(op, y)
+        return self.o_proj(op, self.reader(op, self.q_proj(op, x), step))
 
 
 def block(op: Lowering, where: Value) -> Value:

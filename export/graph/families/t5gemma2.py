@@ -3,17 +3,14 @@ and the encoder's together, by one softmax over the keys of both, and with the s
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
-from onnxscript import nn
-from transformers import T5Gemma2Config, T5Gemma2DecoderConfig, T5Gemma2TextConfig
+from transformers import T5Gemma2Config
 
 from edge.errors import ExportError
 from edge.export.facts.family import QKVO, Family, heads_of, window_of
-from edge.export.graph.blocks import Attention, GatedMLP, HeadNorm, ResidualNorm, RMSNorm, Step, take
+from edge.export.graph.blocks import Attention, GatedMLP, HeadNorm, Step, take
 from edge.export.graph.both_ways import BothWays, TextStep
 from edge.export.graph.cross import ENCODER, CrossKeysValues, GroupedReader
-from edge.export.graph.families.t5gemma import DecoderWindow
+from edge.export.graph.families.t5gemma import NORM_OFFSET, Half, decoder_window, residual, residual_norm, sizes
 from edge.export.graph.linear import Embedding
 from edge.export.graph.operators import Lowering, Value
 from edge.export.graph.rope import RotaryTable, cos_sin
@@ -23,16 +20,12 @@ from edge.export.graph.stacks import (
     Encoder,
     EncoderDecoder,
     EncoderLayer,
-    Residual,
     TextStart,
 )
 from edge.export.graph.weights import Weights
-from edge.manifest import Dims, EncoderDims
 
 NAME = "t5gemma2"
-NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored minus one
 READER, WRITER = "model.encoder.text_model", "model.decoder"
-Half: TypeAlias = "T5Gemma2TextConfig | T5Gemma2DecoderConfig"
 
 
 def encoder_decoder(config: T5Gemma2Config, weights: Weights, max_context: int) -> EncoderDecoder:
@@ -61,7 +54,6 @@ def encoder_decoder(config: T5Gemma2Config, weights: Weights, max_context: int) 
         norm=residual_norm(reader, weights, f"{READER}.norm"),
         bias=TextStep(attention, tables(reader, weights, max_context, ENCODER)),
     )
-    sliding = [i for i in range(writer.num_hidden_layers) if window_of(writer, i)]
     decoder = Decoder(
         weights,
         TextStart(TextEmbedding(writer, weights, READER if tied else WRITER, end)),
@@ -74,17 +66,8 @@ def encoder_decoder(config: T5Gemma2Config, weights: Weights, max_context: int) 
     return EncoderDecoder(
         encoder,
         decoder,
-        Dims(
-            writer.num_hidden_layers,
-            writer.hidden_size,
-            writer.intermediate_size,
-            heads.query,
-            heads.key_value,
-            heads.dim,
-            writer.vocab_size,
-        ),
-        EncoderDims(reader.num_hidden_layers, reader.hidden_size, reader.num_attention_heads, max_context, "text"),
-        bias=DecoderWindow(writer.sliding_window, sliding) if sliding else None,
+        *sizes(reader, writer, max_context),
+        bias=decoder_window(writer),
     )
 
 
@@ -96,18 +79,8 @@ def tables(config: Half, weights: Weights, positions: int, half: str) -> dict[st
     }
 
 
-def residual_norm(config: Half, weights: Weights, name: str) -> ResidualNorm:
-    return ResidualNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
-
-
 def head_norm(config: Half, weights: Weights, name: str, heads: int) -> HeadNorm:
     return HeadNorm(weights, name, heads, config.head_dim, config.rms_norm_eps, NORM_OFFSET)
-
-
-def residual(config: Half, weights: Weights, layer: str, name: str, block: nn.Module) -> Residual:
-    """Return a residual block between its norms."""
-    after = RMSNorm(weights, f"{layer}.post_{name}_layernorm", config.rms_norm_eps, offset=NORM_OFFSET)
-    return Residual(residual_norm(config, weights, f"{layer}.pre_{name}_layernorm"), block, after)
 
 
 class TextEmbedding(Embedding):
@@ -183,8 +156,8 @@ class MergedAttention(Attention):
         parts = self._query_key_value(op, self.qkv_proj(op, x), step, step.rope[self.rope], normed=False)
         of_text, key, value, sums = op.attention_and_sums(parts, step, self.layer, heads=self.heads, scale=self.scale)
         step.present[self.layer] = (key, value)
-        of_input, more = self.reader(op, parts[0], step)
-        share = op.Sigmoid(op.Sub(sums, self.reader.by_tokens(op, more, 1)))  # [1, S, H]
+        of_input, more = self.reader.with_sums(op, parts[0], step)
+        share = op.Sigmoid(op.Sub(sums, more))  # [1, S, H]
         apart = [1, -1, self.heads.query, self.heads.dim]
         of_text, of_input = op.Reshape(of_text, apart), op.Reshape(of_input, apart)
         y = op.Add(of_input, op.Mul(op.Unsqueeze(share, [3]), op.Sub(of_text, of_input)))

@@ -41,25 +41,21 @@ BART = dict(
 )
 
 
+GEMMA: dict[str, Any] = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=96,
+    head_dim=16,
+    sliding_window=5,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
 def t5gemma() -> Any:
-    sizes = dict(hidden_size=64, intermediate_size=96, head_dim=16, max_position_embeddings=64, sliding_window=5)
-    heads = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    half = T5GemmaModuleConfig(**sizes, **heads, vocab_size=VOCABULARY)
+    half = T5GemmaModuleConfig(**GEMMA, max_position_embeddings=64)
     return tiny_model(T5GemmaConfig(encoder=half, decoder=half, vocab_size=VOCABULARY))
-
-
-def t5gemma2() -> Any:
-    half: dict[str, Any] = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        head_dim=16,
-        sliding_window=5,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return tiny_model(encoder_decoder_configs.t5gemma2(half, half))
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -67,7 +63,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "bart": lambda: tiny_model(BartConfig(**BART)),
     "m2m_100": lambda: tiny_model(M2M100Config(**BART)),
     "t5gemma": t5gemma,
-    "t5gemma2": t5gemma2,
+    "t5gemma2": lambda: tiny_model(encoder_decoder_configs.t5gemma2(GEMMA, GEMMA)),
     "whisper": tiny_whisper,
 }
 
