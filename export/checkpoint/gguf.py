@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.generation_settings import gguf_settings
+from edge.export.facts import mxfp4
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
 from edge.export.facts.experts import OF_EXPERT, STACK, expert_name, first_of
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
-from edge.export.facts.mxfp4 import exact
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor, stack_rows
 from edge.gguf_parts import name_of
 
@@ -41,7 +41,7 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F16: np.float16,
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
-FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True), "MXFP4": Format(8, _BLOCK, True)}
+FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True), "MXFP4": mxfp4.FORM}
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 
@@ -160,10 +160,9 @@ class GGUFCheckpoint(Checkpoint):
         turned = heads or self._heads_of(name) * self._paired
         if turned and info.shape[0] // turned % PANEL:
             return None
-        kind, raw = info.type, self._raw(name)
-        offset = info.offset + self._parts.get(name, 0) * raw.nbytes
-        place = (self.header.part_of(source), offset) if in_place else None
-        return GgufTensor(raw, self.shape(name)[1], int(kind), kind.name, GGUF_TYPES[kind.name], heads, place)
+        raw = self._raw(name)
+        before = self._parts.get(name, 0) * raw.nbytes
+        return self._as_it_is(source, raw, self.shape(name)[1], heads, before if in_place else None)
 
     def _stack(self, name: str, *, in_place: bool) -> GgufTensor | None:
         """The matrices of all experts. name: of the first of them."""
@@ -171,10 +170,17 @@ class GGUFCheckpoint(Checkpoint):
         info, (rows, columns) = self.header.tensors[source], self.shape(name)
         if info.type.name not in GGUF_TYPES or rows % PANEL or name in self._changes:
             return None
-        kind, raw = info.type, self.header.raw(source)
-        place = (self.header.part_of(source), info.offset) if in_place else None
-        whole = raw.reshape(-1, raw.shape[-1])
-        return GgufTensor(whole, columns, int(kind), kind.name, GGUF_TYPES[kind.name], place=place)
+        raw = self.header.raw(source)
+        return self._as_it_is(source, raw.reshape(-1, raw.shape[-1]), columns, 0, 0 if in_place else None)
+
+    def _as_it_is(
+        self, source: str, raw: NDArray[np.uint8], columns: int, heads: int, before: int | None
+    ) -> GgufTensor:
+        """Rows of a tensor of the file. before: bytes of it before them, where they stay in the file."""
+        info = self.header.tensors[source]
+        place = None if before is None else (self.header.part_of(source), info.offset + before)
+        kind = info.type
+        return GgufTensor(raw, columns, int(kind), kind.name, GGUF_TYPES[kind.name], heads, place)
 
     def _take_apart(self) -> None:
         """Name the matrices of tensors that are several."""
@@ -314,7 +320,7 @@ def _q4_0(raw: NDArray[np.uint8]) -> QTensor:
 def _mxfp4(raw: NDArray[np.uint8]) -> QTensor:
     """Blocks of an exponent and 16 bytes, as those of Q4_0: floats of 4 bits, twice which are whole numbers of 5."""
     blocks = raw.reshape(raw.shape[0], -1, 1 + _BLOCK // 2)
-    return exact(_nibbles(blocks[:, :, 1:]), blocks[:, :, 0])
+    return mxfp4.exact(_nibbles(blocks[:, :, 1:]), blocks[:, :, 0])
 
 
 def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:

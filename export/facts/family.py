@@ -163,7 +163,7 @@ class LlamaLike:
     def fused_rows(self, config: Any) -> dict[str, dict[str, Places]]:
         """transformers' parameters that are several tensors here, and the places of each one's rows in them, by their
         names within a layer."""
-        mixers = filter(None, map(self.mixer, range(config.num_hidden_layers)))
+        mixers = dict.fromkeys(map(self.mixer, range(config.num_hidden_layers)))  # each once
         return {
             f"{mixer.name}.{fused}": {f"{mixer.name}.{name}": rows for name, rows in members.items()}
             for mixer in mixers
