@@ -21,7 +21,7 @@ ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4}
 SHARED = {**KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 16, "hidden_size_per_layer_input": 8}
 PER_LAYER = {**SHARED, "vocab_size_per_layer_input": 100}
-SCAN = {"mamba_n_heads": 4, "mamba_d_state": 16, "num_local_experts": 0, "shared_intermediate_size": 64}
+SCAN = {"mamba_n_heads": 4, "mamba_d_state": 16}
 DECODERS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3")},
     **{name: {} for name in ("olmo2", "olmo3", "granite", "exaone4", "ernie4_5", "cohere2", "starcoder2", "stablelm")},
@@ -58,7 +58,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoeshared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
-    "granitemoehybrid": {**SCAN, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]},
+    "granitemoehybrid": {
+        **{**SCAN, "num_local_experts": 4, "shared_intermediate_size": 64},
+        **{"layer_types": ["linear_attention", "full_attention"]},
+    },
     "falcon_h1": {**SCAN, "mamba_d_ssm": 64, "mamba_rms_norm": True},
 }
 SENTENCEPIECE = {"t5": "spiece.model", "marian": "source.spm"} | dict.fromkeys(
