@@ -224,8 +224,18 @@ class Chat:
         return Stream(self._answer(make, make(options.think), options, started))
 
     def settled(self, options: GenerateOptions) -> GenerateOptions:
-        """The options with what is not set as the model's makers set it for chats."""
-        return self._model.settled(options)
+        """The options with what is not set as the model's makers set it for chats.
+
+        Raises:
+            InputError: options that do not go together, or not with a chat.
+        """
+        found = self._model.settled(options)
+        if found.particles > 1:
+            raise InputError(
+                "Aligned sampling draws one of several answers, and a chat goes on with the one that it says; draw by "
+                "masks, or ask without a chat."
+            )
+        return found
 
     def _turn(self, message: str, think: bool | None, before: int | None = None) -> _Turn:
         """The conversation with this message after its first `before` messages, or after all."""

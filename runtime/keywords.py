@@ -41,6 +41,7 @@ class GenerateKeywords(TypedDict, total=False):
     json_schema: str | Mapping[str, Any] | type[Any] | None
     regex: str | None
     grammar: str | None
+    grammar_sampling: str
     interrupted: Callable[[], bool]
     temperature: float | None
     top_k: int | None

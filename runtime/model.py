@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -230,6 +229,18 @@ class Model(Loaded):
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
         check_prompt(ids, engine, "shorten it")
+        if options.particles > 1:
+            from edge.runtime.batch.aligned import aligned
+
+            return Stream(
+                aligned(
+                    *(engine, self.text, (ids, block), options),
+                    width=self._width(None),
+                    chunk=self.prefill_chunk,
+                    prefixes=self.prefixes,
+                    started_ns=started,
+                )
+            )
         cache = engine.new_cache(min(engine.context, len(ids) + ends_of(options, engine.context, block).most))
         made = answer(
             *(engine, self.text, cache, ids, options),
@@ -332,38 +343,31 @@ class Model(Loaded):
         raw: bool,
         width: int | None,
     ) -> Generator[tuple[int, Result], None, None]:
-        from edge.runtime.batch.answer import BatchAnswer
-        from edge.runtime.batch.batch import Batch
-
-        engine = self.engine
-        width = width or engine.side_by_side
-        if engine.plan is not None:
-            width = min(width, engine.plan.demand.branches)
         ids = [each for each, _ in asked]
-        if width < 2 or len(prompts) < (1 if engine.exact else 2) or self._alone:
+        apart = any(each.particles > 1 for each in options)  # each of them is several answers by itself
+        width = self._width(width)
+        if width < 2 or len(prompts) < (1 if self.engine.exact else 2) or self._alone or apart:
             for i in grouped(ids):
                 yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return
-        mosts = [ends_of(each, engine.context, block).most for each, (_, block) in zip(options, asked, strict=True)]
-        capacity = min(engine.context, max(len(each) + most for each, most in zip(ids, mosts, strict=True)))
-        width = min(width, len(prompts))
-        share = None
-        if engine.plan is not None:
-            assert engine.shares is not None
-            share = engine.shares.take(engine.plan.answer_bytes(width * capacity), options[0].interrupted)
-        with share or nullcontext():  # none where it was interrupted, before any memory is written
-            chunk, prefixes = self.prefill_chunk, self.prefixes
-            batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=chunk, prefixes=prefixes)
-            for i in grouped(ids):
-                batch.add(BatchAnswer(i, asked[i], options[i], engine, self.text))
-            while not batch.idle:
-                interrupted = options[0].interrupted()  # by which all answers end where they are
-                for each in batch.interrupt() if interrupted else batch.step():
-                    if each.error is not None:
-                        raise each.error
-                    yield each.place, each.whole()
-                if interrupted:
-                    return
+        from edge.runtime.batch.answer import BatchAnswer
+        from edge.runtime.batch.grow import grown
+
+        answers = [BatchAnswer(i, asked[i], options[i], self.engine, self.text) for i in grouped(ids)]
+        for each in grown(
+            *(self.engine, self.text, answers),
+            width=width,
+            chunk=self.prefill_chunk,
+            prefixes=self.prefixes,
+            interrupted=options[0].interrupted,
+        ):
+            yield each.place, each.whole()
+
+    def _width(self, width: int | None) -> int:
+        """The number of answers that grow in parallel where up to `width` are wanted."""
+        plan = self.engine.plan
+        width = width or self.engine.side_by_side
+        return width if plan is None else min(width, plan.demand.branches)
 
     def generate_all(
         self,

@@ -91,6 +91,9 @@ class Batch:
     ) -> None:
         self._engine, self._text, self._chunk, self._width, self._fair = engine, text, chunk, width, fair
         self._routes, self._prefixes = engine.routes, prefixes
+        # Whether what a cache holds is all that belongs to a text.
+        plain = engine.routes is None and engine.long_rope is None and engine.target is None
+        self._copies = plain and not engine.remote
         self._steady = engine.independent and engine.routes is None
         self._speculation = speculation if self._steady else None
         self._capacity = capacity
@@ -182,14 +185,12 @@ class Batch:
             return
         answer = self._waiting[0]
         try:
-            cache = self._engine.new_cache(self._capacity)
+            cache = self._cache_of(answer)
         except InputError as e:  # there is no memory for it at present
             self._waiting.popleft()
             answer.error = e
             self._refused.append(answer)
             return
-        cache.capacity = cache.ends = answer.capacity
-        cache.prompt = len(answer.prompt)
         if not self._alike(cache):
             return
         self._waiting.popleft()
@@ -199,6 +200,13 @@ class Batch:
         if self._prefixes is not None:
             answer.timings.cached_tokens = self._prefixes.begin(answer.prompt, cache)
         self._reading = _Reading(answer, cache)
+
+    def _cache_of(self, answer: BatchAnswer) -> KVCache:
+        """An empty cache for an answer's text; InputError where there is no memory for it."""
+        cache = self._engine.new_cache(self._capacity)
+        cache.capacity = cache.ends = answer.capacity
+        cache.prompt = len(answer.prompt)
+        return cache
 
     @property
     def _open(self) -> bool:
@@ -225,7 +233,7 @@ class Batch:
         rest = np.array(answer.prompt[cache.length :], np.int64)
         # The int8 prefill graph is for prompts of some length, and takes them whole.
         size = self._piece() if self._fair and self._engine.prefill is None else len(rest)
-        began = time.perf_counter()
+        began, joined = time.perf_counter(), dict[KVCache, BatchAnswer]()
         try:
             logits = prefill(
                 self._engine,
@@ -243,11 +251,35 @@ class Batch:
             if logits is None:  # it was interrupted
                 answer.interrupt()
             else:
+                joined = self._join_alike(answer.prompt, cache)
                 self._join(answer, cache)
-                answer.take(logits[0], LOGITS)
+                for each in (answer, *joined.values()):
+                    _take(each, logits[0], LOGITS)
         except Exception as e:  # of this text alone
             self._reading, answer.error = None, e
-        return self._ended([cache] if cache in self._slots.caches else [], [answer])
+        caches = [each for each in (cache, *joined) if each in self._slots.caches]
+        return self._ended(caches, [answer, *joined.values()])
+
+    def _join_alike(self, prompt: list[int], cache: KVCache) -> dict[KVCache, BatchAnswer]:
+        """Let the answers grow that wait next and have the same prompt, which a cache holds: it is read once for all.
+        Returns them with their caches."""
+        found = dict[KVCache, BatchAnswer]()
+        while self._copies and self._waiting and self._waiting[0].prompt == prompt:
+            if len(self._growing) + 1 >= self._width:  # beside the one whose prompt was read
+                break
+            try:
+                copy = self._cache_of(self._waiting[0])
+            except InputError:  # it is refused when its turn comes
+                break
+            answer = self._waiting.popleft()
+            answer.begin()
+            answer.timings.cached_tokens = len(prompt)
+            self._slots.join(copy)
+            copy.copy(cache)
+            if self._fair:
+                self._left[copy] = None
+            self._growing[copy] = found[copy] = answer
+        return found
 
     def _piece(self) -> int:
         """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what takes about
@@ -284,10 +316,7 @@ class Batch:
             tokens = np.array([answer.last for answer in answers], np.int64)
             rows = self._engine.step_all(self._slots, tokens, want=wanted)
             for answer, row in zip(answers, rows, strict=True):
-                try:
-                    answer.take(row, wanted)
-                except Exception as e:  # of this text alone
-                    answer.error = e
+                _take(answer, row, wanted)
             self._step_s += (time.perf_counter() - began - self._step_s) / (FORGETS if self._step_s else 1)
         return self._ended(caches, answers)
 
@@ -334,6 +363,14 @@ class Batch:
         self._slots.leave(cache)
         self._growing.pop(cache, None)
         self._left.pop(cache, None)
+
+
+def _take(answer: BatchAnswer, row: Any, asked: Want) -> None:
+    """Let an answer choose its next token, or end by an error."""
+    try:
+        answer.take(row, asked)
+    except Exception as e:  # of this text alone
+        answer.error = e
 
 
 def _likeliest(sampler: Sampler) -> bool:

@@ -52,9 +52,9 @@ class Timings:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens run per second, those from the cache not counted; None before the first token."""
-        known = self.prefill_s and not (self.simulated or self.together)
-        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if known else None
+        """Prompt tokens run per second, those from the cache not counted; None before the first token, without any."""
+        run = 0 if self.simulated or self.together else self.prompt_tokens - self.cached_tokens
+        return run / self.prefill_s if run and self.prefill_s else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -231,9 +231,9 @@ def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: 
     """Return the sampler of an answer to `prompt`. It also closes thoughts that have reached their maximum length."""
     sampler = make_sampler(options, prompt)
     if options.form is not None:
-        from edge.runtime.decode.grammar import constrained
+        from edge.runtime.decode.grammar import formed
 
-        sampler = constrained(sampler, text, options.form)
+        sampler = formed(sampler, options, prompt, text)
     return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from edge.errors import InputError
+from edge.manifest import Generation
 from edge.runtime.decode.form import FORMS, Form, expression, json_schema
 from edge.runtime.decode.sampling import SamplingOptions
-from edge.runtime.options import Others, flag, function, integer, option, texts, unless_none
+from edge.runtime.options import Others, flag, function, integer, option, refused, texts, unless_none
 
 MAX_TOKENS = integer("most tokens to generate", "1 or more", least=1)
 LENGTH: dict[str, Any] = {
@@ -24,6 +25,12 @@ STOP: dict[str, Any] = {
     "help": "end the answer before this text; repeatable",
     "about": "texts that end the answer and are not part of it",
 }
+MASKS, ALIGNED = "masks", "aligned"
+PARTICLES, MOST_PARTICLES = 8, 64  # answers of which aligned sampling draws one, by default and at most
+NO_FORM = (
+    "The grammar sampling says how an answer in a given form is drawn; give a JSON schema, a regular expression or a "
+    "grammar."
+)
 ONE_FORM = "An answer has one form: give a JSON schema, a regular expression or a grammar, and leave out the others."
 INTERRUPTED = function("option interrupted")
 INTERRUPTED_HELP = "a function asked before every step; the answer ends once it returns True"
@@ -43,6 +50,17 @@ def _content(path: str) -> str:
 
         why = getattr(e, "strerror", None) or "it is no UTF-8"
         raise argparse.ArgumentTypeError(f"{path} cannot be read: {why}") from None
+
+
+def _grammar_sampling(value: Any) -> str:
+    """The check of how answers in a given form are drawn."""
+    name, colon, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value == MASKS or (name == ALIGNED and not colon):
+        return str(value)
+    if name == ALIGNED and number.isascii() and number.isdecimal() and 2 <= int(number[:4]) <= MOST_PARTICLES:
+        return f"{ALIGNED}:{int(number[:4])}"
+    what = f"{MASKS}, {ALIGNED}, or {ALIGNED}:N with N from 2 to {MOST_PARTICLES}"
+    raise refused("grammar sampling", what, value)
 
 
 @dataclass(frozen=True)
@@ -103,6 +121,18 @@ class GenerateOptions(SamplingOptions):
         about="a grammar that the answer is of, in Lark's notation",
         read=_content,
     )
+    grammar_sampling: str = option(
+        MASKS,
+        _grammar_sampling,
+        flag="--grammar-sampling HOW",
+        heading="answer",
+        help="at a temperature above 0, how a text of the form is drawn: masks (default), token by token; aligned, one "
+        "of 8 answers, as likely as the model finds them; or aligned:N, one of N",
+        about="at a temperature above 0, how a text of the form is drawn: `masks`, token by token among those that the "
+        "form allows; `aligned`, one of 8 such answers, drawn as likely as [the model finds "
+        "them](../guide/structured.md#drawing-as-the-model-would), or `aligned:N`, one of N",
+        needs=Others(FORMS, NO_FORM),
+    )
     interrupted: Callable[[], bool] = option(never, INTERRUPTED, help=INTERRUPTED_HELP)
 
     @property
@@ -112,3 +142,20 @@ class GenerateOptions(SamplingOptions):
         if len(given) > 1:
             raise InputError(ONE_FORM)
         return given[0] if given else None
+
+    @property
+    def particles(self) -> int:
+        """The number of answers of which one is drawn."""
+        name, _, number = self.grammar_sampling.partition(":")
+        return 1 if name == MASKS else int(number or PARTICLES)
+
+    def settled(self, given: Generation | None) -> Self:
+        found = super().settled(given)
+        if found.particles > 1 and found.form is None:
+            raise InputError(NO_FORM)
+        if found.particles > 1 and not found.temperature:
+            raise InputError(
+                "Aligned sampling draws an answer as likely as the model finds it, and at temperature 0 none is drawn; "
+                "set a temperature above 0, or leave it out."
+            )
+        return found

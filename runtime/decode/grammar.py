@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.extras import needing
 from edge.runtime.decode.form import NOTHING, REGEX, SCHEMA, Form, refused, sentence
-from edge.runtime.decode.sampling import Sampler
+from edge.runtime.decode.rules import make_processors
+from edge.runtime.decode.rules.rule import Processor, RuleSettings
+from edge.runtime.decode.sampling import Categorical, Sampler, processed
 
 if TYPE_CHECKING:
+    from edge.runtime.decode.generate_options import GenerateOptions
     from edge.runtime.text.tokenizer import Text
 
 ROW = 20_000  # ways to go on that llguidance follows at a time: an object of 2,000 optional fields has 8,007
@@ -42,36 +45,66 @@ BIASES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
 BIASES = BIASES.astype(np.float32)  # [256, 8]
 
 _TOKENIZERS = WeakKeyDictionary["Text", Any]()
+_COMPILED = WeakKeyDictionary["Text", "WeakValueDictionary[Form, _Compiled]"]()
 _MAKING = threading.Lock()
 
 
-def constrained(sampler: Sampler, text: Text, form: Form) -> Sampler:
-    """The sampler of an answer that has the given form.
+def formed(sampler: Sampler, options: GenerateOptions, prompt: Sequence[int], text: Text) -> Sampler:
+    """The sampler of an answer to `prompt` that has the form of the options. sampler: that of one without a form, of
+    these options. Where one of several answers is drawn, it is `Weighed`. Errors are those of `constrained`."""
+    assert options.form is not None
+    if options.particles == 1:
+        return constrained(sampler, text, options.form)
+    settings = RuleSettings(options, begin=len(prompt), source=prompt)
+    draw = Categorical(settings)
+    allowing = constrained(draw, text, options.form)
+    return Weighed(make_processors(settings), allowing, draw, prompt)
+
+
+def constrained(sampler: Sampler, text: Text, form: Form) -> Constrained:
+    """The sampler of an answer that has the given form, which is compiled once for all answers at a time.
 
     Raises:
         InputError: the form cannot be obeyed.
         MissingExtraError: llguidance is not installed.
     """
     with needing("An answer in a given form", EXTRA):
+        import llguidance  # noqa: F401
+    known = _COMPILED.setdefault(text, WeakValueDictionary())
+    if (compiled := known.get(form)) is None:
+        compiled = _Compiled(text, form)
+        Constrained(sampler, compiled).check()
+        known[form] = compiled
+    return Constrained(sampler, compiled)
+
+
+class _Compiled:
+    """A form as llguidance follows it. Errors are those of `constrained`.
+
+    make: makes a matcher of one answer. size: tokens that it knows. ends: tokens that end the answer.
+    """
+
+    def __init__(self, text: Text, form: Form) -> None:
         from llguidance import LLMatcher, LLParserLimits
-    _check_multiples(form.text)
-    try:
-        if form.kind == SCHEMA:
-            compiled = LLMatcher.grammar_from_json_schema(form.text, overrides=WRITTEN)
-        else:
-            make = LLMatcher.grammar_from_regex if form.kind == REGEX else LLMatcher.grammar_from_lark
-            compiled = make(form.text)
-    except ValueError as e:  # it is nested too deep
-        raise refused(str(e)) from None
-    tokenizer = for_grammars(text)
-    limits = LLParserLimits(max_items_in_row=ROW, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, compiled, log_level=0, limits=limits)
-    # A warning is about something that would not be obeyed.
-    if told := [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
-        raise refused(told[0])
-    found = Constrained(sampler, matcher, tokenizer.vocab_size, text.eos)
-    found.check()
-    return found
+
+        _check_multiples(form.text)
+        try:
+            if form.kind == SCHEMA:
+                grammar = LLMatcher.grammar_from_json_schema(form.text, overrides=WRITTEN)
+            else:
+                read = LLMatcher.grammar_from_regex if form.kind == REGEX else LLMatcher.grammar_from_lark
+                grammar = read(form.text)
+        except ValueError as e:  # it is nested too deep
+            raise refused(str(e)) from None
+        tokenizer = for_grammars(text)
+        limits = LLParserLimits(max_items_in_row=ROW, verbose_errors=False)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        # A warning is about something that would not be obeyed.
+        if told := [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
+            raise refused(told[0])
+        self.make: Callable[[], Any] = matcher.deep_copy
+        self.size: int = tokenizer.vocab_size
+        self.ends = text.eos
 
 
 def _check_multiples(text: str) -> None:
@@ -112,28 +145,30 @@ def for_grammars(text: Text) -> Any:
 class Constrained:
     """A sampler that sees the logits of the tokens which the form allows alone.
 
+    `left` are the logits that it saw last, [V]; those of other tokens are -inf.
+
     Args:
         sampler: chooses among them.
-        matcher: llguidance's, of one answer.
-        size: tokens that it knows.
-        ends: tokens that end the answer.
+        compiled: the form.
     """
 
-    def __init__(self, sampler: Sampler, matcher: Any, size: int, ends: frozenset[int]) -> None:
-        self._sampler, self._matcher, self._ends = sampler, matcher, ends
-        self._mask = np.zeros((size + 31) // 32, np.uint32)  # a bit for each token
+    def __init__(self, sampler: Sampler, compiled: _Compiled) -> None:
+        self._sampler, self._ends = sampler, compiled.ends
+        self._compiled = compiled  # which other answers look up as long as this one is there
+        self._matcher = compiled.make()
+        self._mask = np.zeros((compiled.size + 31) // 32, np.uint32)  # a bit for each token
         self._known = False  # whether the mask is that of the next token
-        self._left = self._rows = np.empty(0, np.float32)  # logits of allowed tokens, and their memory
+        self.left = self._rows = np.empty(0, np.float32)  # logits of allowed tokens, and their memory
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         mask = self._next()
         if self._matcher.is_error() or not mask.any():
             why = sentence(self._matcher.get_error() or NOTHING)
             raise InputError(f"The answer cannot have the form that it is to have: {why}.")
-        if self._left.shape[0] != logits.shape[0]:
+        if self.left.shape[0] != logits.shape[0]:
             self._rows = np.full(max(8 * mask.nbytes, logits.shape[0]), FORBIDDEN, np.float32)
-            self._left = self._rows[: logits.shape[0]]
-        left = self._left
+            self.left = self._rows[: logits.shape[0]]
+        left = self.left
         np.take(BIASES, mask.view(np.uint8), axis=0, out=self._rows[: 8 * mask.nbytes].reshape(-1, 8), mode="clip")
         np.add(left, logits, out=left)
         return self._choose(left)
@@ -162,9 +197,9 @@ class Constrained:
         them. The sampler counts them, and draws its random numbers, as it does with logits."""
         found = list[int]()
         while len(found) < most and (token := self._only()) is not None:
-            self._left.fill(FORBIDDEN)
-            self._left[token] = 0
-            found.append(self._choose(self._left))
+            self.left.fill(FORBIDDEN)
+            self.left[token] = 0
+            found.append(self._choose(self.left))
         return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
@@ -185,10 +220,39 @@ class Constrained:
             return None
         word = int(self._mask[words[0]])
         token = int(words[0]) * 32 + word.bit_length() - 1
-        return None if word & (word - 1) or token in self._ends or token >= self._left.shape[0] else token
+        return None if word & (word - 1) or token in self._ends or token >= self.left.shape[0] else token
 
     def _choose(self, left: NDArray[np.float32]) -> int:
         token = self._sampler(left)
         self._matcher.consume_token(token)
         self._known = False
+        return token
+
+
+class Weighed:
+    """Draws the tokens of one of several answers in a form, and sums up how likely the model found it.
+
+    `weight` is the logarithm of p / q of the tokens so far: p is their probability by the model at the options'
+    temperature, q the one with which they were drawn, which is that among the tokens that the form and the options
+    left. It does not depend on which of these was drawn.
+
+    Args:
+        processors: change all scores first, whether the form allows them or not.
+        allowing: leaves out what the form forbids, and draws by `draw`.
+        prompt: the token ids before the answer.
+    """
+
+    def __init__(
+        self, processors: Sequence[Processor], allowing: Constrained, draw: Categorical, prompt: Sequence[int]
+    ) -> None:
+        self.weight = 0.0
+        self._allowing, self._draw = allowing, draw
+        self._sampler = processed(processors, self._drawn, prompt)
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        return self._sampler(logits)
+
+    def _drawn(self, scores: NDArray[np.float32]) -> int:
+        token = self._allowing(scores)
+        self.weight += self._draw.log_mass(self._allowing.left) - self._draw.log_mass(scores, whole=True)
         return token

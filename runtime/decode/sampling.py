@@ -254,6 +254,13 @@ class Categorical:
         drawn = _draw(weights, self._random.random())
         return drawn if left is None else int(left[drawn])
 
+    def log_mass(self, logits: NDArray[np.float32], *, whole: bool = False) -> float:
+        """Return the logarithm of the sum of exp(logit / temperature) over the tokens to draw from, or `whole`, over
+        all."""
+        best = largest_logit(logits)
+        weights = self._temperature(logits, best) if whole else self.left(logits, best, None)[0]
+        return best / self._temperature.divisor + math.log(weights.sum(dtype=np.float64))
+
     def left(
         self, logits: NDArray[np.float32], best: float, tokens: NDArray[np.intp] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.intp] | None]:

@@ -162,6 +162,17 @@ class KVCache:
         self.positions[:length] = np.arange(length)
         self.length = length
 
+    def copy(self, other: KVCache) -> None:
+        """Begin an empty cache with the whole text of another one."""
+        assert self.length == 0, "a copy begins a text"
+        for part, kept in zip(self._part(0, other.length), other._part(0, other.length), strict=True):
+            part[0][:], part[1][:] = kept
+        self.positions[: other.length] = other.positions[: other.length]
+        self.length = other.length
+        if self.states is not None:
+            assert other.states is not None, "of another model"
+            self.states.restore(other.states.snapshot())
+
     def _part(self, start: int, end: int) -> Rows:
         """The rows from `start` up to `end`, in place: key and value of each layer."""
         return [(key[:, :, start:end], value[:, :, start:end]) for key, value in self.buffers]

@@ -12,6 +12,7 @@ from edge.bundle import Bundle
 pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
 
+import aligned
 import structured
 import tool_calls
 
@@ -54,3 +55,18 @@ def test_a_call_counts_that_is_the_demanded_one_and_satisfies_its_schema() -> No
     assert tool_calls.fault(answer(right), None) is tool_calls.fault(answer(right), "weather") is None
     assert tool_calls.fault(answer(right), "add") and tool_calls.fault(answer(right, "length"), None)
     assert tool_calls.fault(answer('{"city": "Oslo", "unit": "K"}'), None)
+
+
+def test_aligned_sampling_is_compared_with_the_exact_distribution(
+    pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(aligned, "CASES", [("words", "The moon", "moon|tide|a[bc]d")])
+    monkeypatch.setattr(aligned, "TRIALS", 20)
+    assert aligned.main([str(pristine_tiny_bundle.root)]) == 0
+    header, _, row, told = (
+        [each.strip() for each in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    )
+    assert (row[0], told[0]) == ("words", "words, told")
+    for found in (dict(zip(header, each, strict=True)) for each in (row, told)):
+        distances = [float(found[name]) for name in ("masks", "aligned:2", "aligned:4", "aligned:8", "aligned:16")]
+        assert distances[0] > distances[-1] and all(float(found[name]) > 0 for name in ("masks, s", "aligned, s"))

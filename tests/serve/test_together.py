@@ -87,6 +87,18 @@ def test_a_prompt_that_begins_like_another_is_not_read_again(client: httpx.Clien
     assert found[2]["choices"][0]["text"] == found[0]["choices"][0]["text"]
 
 
+def test_several_answers_to_one_prompt_are_those_that_it_has_alone(client: httpx.Client, library: Kernels) -> None:
+    start = {"prompt": "The library opens at nine and the garden at ten. And the river?", "max_tokens": 8}
+    body = start | {"temperature": 0}
+    (alone,) = client.post("/v1/completions", json=body).json()["choices"]
+    together = client.post("/v1/completions", json=body | {"n": 4}).json()["choices"]
+    assert [each["text"] for each in together] == [alone["text"]] * 4
+    body = start | {"temperature": 1.5, "seed": 3}
+    (first,) = client.post("/v1/completions", json=body).json()["choices"]
+    drawn = client.post("/v1/completions", json=body | {"n": 4}).json()["choices"]
+    assert len({each["text"] for each in drawn}) > 1 and drawn[0]["text"] == first["text"]
+
+
 def test_nothing_is_computed_for_a_client_that_left(
     pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

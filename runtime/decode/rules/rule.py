@@ -110,7 +110,12 @@ class Filter(Protocol):
 
 
 class Temperature(Protocol):
-    """Makes weights of logits: probabilities up to a factor."""
+    """Makes weights of logits: probabilities up to a factor.
+
+    divisor: what logits are divided by, above 0.
+    """
+
+    divisor: float
 
     def __call__(self, logits: NDArray[np.float32], largest: float) -> NDArray[np.float32]:
         """The weights of logits [N], of which the largest is 1. largest: of all logits."""

@@ -20,10 +20,10 @@ class Temperature:
     """exp((logit - largest) / temperature): probabilities up to a factor."""
 
     def __init__(self, temperature: float) -> None:
-        self._divisor = np.float32(min(max(temperature, SMALLEST), LARGEST))  # -inf over infinity would be no number
+        self.divisor = min(max(temperature, SMALLEST), LARGEST)  # -inf over infinity would be no number
 
     def __call__(self, logits: NDArray[np.float32], largest: float) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to exp(-inf) = 0, as it should
-            weights: NDArray[np.float32] = (logits - np.float32(largest)) / self._divisor
+            weights: NDArray[np.float32] = (logits - np.float32(largest)) / np.float32(self.divisor)
         np.exp(weights, out=weights)
         return weights

@@ -16,6 +16,7 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
 from edge.manifest import Graph
+from edge.runtime.batch import batch
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.slots import Slots
@@ -71,6 +72,23 @@ def test_steps_take_as_many_sequences_as_there_are(by_layer: Bundle, monkeypatch
     monkeypatch.setattr(Engine, "step_all", counted)
     loaded(by_layer, "unified:0.2").generate_all(PROMPTS, GenerateOptions(max_tokens=9), width=3)
     assert sizes == [3] * 8 + [2] * 8  # the first token of an answer comes of its prompt
+
+
+@pytest.mark.parametrize(("skip", "width", "reads"), [("off", 8, 1), ("off", 3, 2), ("unified:0.2", 8, 4)])
+def test_a_prompt_that_several_answers_have_is_read_once(
+    by_layer: Bundle, monkeypatch: pytest.MonkeyPatch, skip: str, width: int, reads: int
+) -> None:
+    """For those that begin together, unless layers are left out by a text's own rules."""
+    sizes: list[int] = []
+    model = loaded(by_layer, skip)
+    drawn = [GenerateOptions(max_tokens=9, temperature=1.5, seed=seed) for seed in range(4)]
+    alone = [model.generate(PROMPTS[1], each) for each in drawn]
+    read = batch.prefill
+    monkeypatch.setattr(batch, "prefill", lambda *given, **more: sizes.append(0) or read(*given, **more))
+    together = model.generate_all([PROMPTS[1]] * 4, drawn, width=width)
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert len({each.text for each in together}) > 1 and len(sizes) == reads
+    assert all(each.prefill_tokens_per_s is None or each.prefill_tokens_per_s > 0 for each in together)
 
 
 def test_answers_of_skipdecode_that_fall_at_another_pace_wait(by_layer: Bundle) -> None:

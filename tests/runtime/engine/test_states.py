@@ -335,6 +335,12 @@ def test_a_graph_with_states_is_run_as_its_manifest_says(summing_bundle: Bundle)
     assert answers["off"] == answers["lookup"]
     together = model.generate_all(prompts, options)
     assert [each.token_ids for each in together] == answers["off"]
+    # Answers to one prompt, which is read once for those that begin together.
+    drawn = [GenerateOptions(max_tokens=20, temperature=1.5, seed=seed) for seed in range(5)]
+    alone = [model.generate(prompts[1], each).token_ids for each in drawn]
+    for width in (3, 8):
+        together = model.generate_all([prompts[1]] * 5, drawn, width=width)
+        assert [each.token_ids for each in together] == alone
 
 
 def test_graphs_that_keep_no_states_are_refused(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
