@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles, finite
 from edge.export.facts.experts import OF_EXPERT, STACK, expert_name, first_of
 from edge.export.facts.gguf_changes import AS_IT_IS, Change
 from edge.export.facts.gguf_header import open_gguf
+from edge.export.facts.mixers import Places
 from edge.export.facts.tensors import GGUF_TYPES, PANEL, Format, GgufTensor, QTensor, stack_rows
 from edge.gguf_parts import name_of
 
@@ -64,7 +65,7 @@ class GGUFCheckpoint(Checkpoint):
         self.generation: dict[str, Any] = gguf_settings(self.header)
         self._paired = False  # graphs put the rows of queries and keys into another order
         config = SimpleNamespace(**self.config)
-        self._changes = self._gguf.changes(config)
+        self._changes = dict(self._gguf.changes(config))
         self._parts: dict[str, int] = {}  # of tensors that are several matrices, which of them each is
         self._members: dict[str, list[str]] = {}  # of matrices that are several tensors, those in their order
         if family.layers is None and family.shapes is None:
@@ -74,6 +75,8 @@ class GGUFCheckpoint(Checkpoint):
         else:
             self._sources = self._named_tensors(lambda name: gguf_config.transformers_name(name, self._gguf))
             self._take_apart()
+            if family.layers is not None:
+                self._take_rows_apart(family.layers(config).fused_rows(config))
             self._join(int(self.config["num_hidden_layers"]))
             for name in self._gguf.unread(config):
                 self._sources.pop(name, None)
@@ -98,7 +101,10 @@ class GGUFCheckpoint(Checkpoint):
         sizes = self.header.tensors[self._sources[name]].shape
         if name in self._parts:
             return sizes[1:]
-        shape = self._moved(name).shape
+        moved = self._moved(name)
+        if moved.part and moved.rows is not None:
+            return len(moved.rows), *sizes[1:]
+        shape = moved.shape
         return sizes if shape is None or math.prod(shape) != math.prod(sizes) else shape
 
     def stored_type(self, name: str) -> str:
@@ -198,6 +204,31 @@ class GGUFCheckpoint(Checkpoint):
                 self._sources |= dict.fromkeys(parts, source)
                 self._parts |= parts
 
+    def _take_rows_apart(self, fused: Mapping[str, Mapping[str, Places]]) -> None:
+        """Name the matrices that are rows of a tensor. fused: as `LlamaLike.fused_rows` has them."""
+        for name, source in [*self._sources.items()]:
+            end = next((end for end in fused if name.endswith(f".{end}")), None)
+            if end is None:
+                continue
+            rows, expected = self.header.tensors[source].shape[0], sum(map(len, fused[end].values()))
+            if rows != expected:
+                raise CheckpointError(
+                    f"{self.header.path}: the tensor {source!r} has {rows} rows where the model's sizes call for "
+                    f"{expected}; fetch it again."
+                )
+            del self._sources[name]
+            for member, places in fused[end].items():
+                part = name.removesuffix(end) + member
+                if part in self._sources:
+                    raise self._both(self._sources[part], source)
+                self._sources[part], self._changes[part] = source, Change(rows=places, part=True)
+
+    def _both(self, first: str, second: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.header.path} holds both {first!r} and {second!r}, and models of its architecture have one of them; "
+            "it is of a newer variant."
+        )
+
     def _join(self, layers: int) -> None:
         """Name the matrices that are several tensors."""
         for i in range(layers):
@@ -227,10 +258,7 @@ class GGUFCheckpoint(Checkpoint):
                     f"{', '.join(sorted(_READABLE))}."
                 )
             if name in sources:
-                raise CheckpointError(
-                    f"{self.header.path} holds both {sources[name]!r} and {source!r}, and models of its architecture "
-                    "have one of them; it is of a newer variant."
-                )
+                raise self._both(sources[name], source)
             sources[name] = source
         return sources
 

@@ -121,10 +121,12 @@ def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF, family: Family)
         "sliding_window": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
+    own = kind.config(m)
     if family.shapes is None:
-        config["intermediate_size"] = m.size("feed_forward_length")
+        if "intermediate_size" not in own:
+            config["intermediate_size"] = m.size("feed_forward_length")
         config["num_key_value_heads"] = m.key_value_heads(heads)
-    config |= kind.config(m)
+    config |= own
     rotated = round(m.head_dim * config["rope_parameters"].get("partial_rotary_factor", 1))
     for key, expected in (("attention.value_length", m.head_dim), ("rope.dimension_count", rotated)):
         if (width := m.size(key, expected)) != expected:

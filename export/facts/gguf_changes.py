@@ -15,13 +15,14 @@ Floats = NDArray[np.float32]
 class Change:
     """How a tensor of a file differs from transformers', apart from its name. A norm with a change has nothing added.
 
-    shape: transformers', of as many values. rows, columns: the places in the file of transformers' rows and columns.
-    values: undoes what was done to the values.
+    shape: transformers', of as many values. rows, columns: the places in the file of transformers' rows and columns;
+    part: the file's tensor has more rows, those of others. values: undoes what was done to the values.
     """
 
     shape: tuple[int, ...] | None = None
     rows: NDArray[np.int64] | None = None
     columns: NDArray[np.int64] | None = None
+    part: bool = False
     values: Callable[[Floats], Floats] | None = None
 
     def undone(self, values: Floats) -> Floats:

@@ -51,6 +51,9 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "tie_word_embeddings": True,
 }
+DELTA_EXPERTS = DELTA | {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+}
 CONVOLUTIONS = {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     "block_auto_adjust_ff_dim": False,
@@ -80,6 +83,9 @@ SCANNED = GRANITE | {
 OF_SCAN = {"ssm_in.w": Type.Q8_0, "ssm_out.w": Type.Q4_0, "ffn_gate_shexp.w": Type.Q4_0, "ffn_up_shexp.w": Type.Q5_0,
            "ffn_down_shexp.w": Type.Q4_1}  # fmt: skip
 EXPERTS_OF_32 = OF_32 | {"ffn_gate_exps": Type.Q4_0, "ffn_up_exps": Type.Q5_1, "ffn_down_exps": Type.MXFP4}
+OF_DELTA = {"attn_gate.w": Type.Q8_0, "ssm_in": Type.Q4_0, "ssm_out.w": Type.Q4_0, "ssm_ba": Type.Q8_0,
+            "ssm_alpha": Type.Q8_0, "ssm_beta": Type.Q8_0, "ffn_gate_shexp.w": Type.Q4_0, "ffn_up_shexp.w": Type.Q5_0,
+            "ffn_down_shexp.w": Type.Q4_1}  # fmt: skip
 EXPERTS_OF_256 = OF_256 | {"ffn_gate_exps": Type.Q4_K, "ffn_up_exps": Type.IQ4_XS, "ffn_down_exps": Type.Q6_K}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
     "llama": ("llama", {"attention_bias": True}, OF_32),
@@ -108,6 +114,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Type]]] = {
         "qwen3_5_text",
         DELTA | {"linear_num_value_heads": 4},
         OF_32 | {"attn_gate.w": Type.Q8_0, "ssm_out.w": Type.Q4_0},
+    ),
+    "qwen3-next": ("qwen3_next", DELTA_EXPERTS | {"linear_num_value_heads": 4}, EXPERTS_OF_32 | OF_DELTA),
+    "qwen3-next, an older file": ("qwen3_next", DELTA_EXPERTS | {"layer_types": None}, EXPERTS_OF_32 | OF_DELTA),
+    "qwen3.5 with experts and several values of a key": (  # all chosen: else what is rounded chooses others
+        "qwen3_5_moe_text",
+        DELTA_EXPERTS | {"linear_num_value_heads": 4, "num_experts_per_tok": 4},
+        EXPERTS_OF_32 | OF_DELTA,
     ),
     "lfm2": ("lfm2", CONVOLUTIONS, OF_32 | {"in_proj.w": Type.Q8_0, "out_proj.w": Type.Q4_0}),
     "olmoe": ("olmoe", EXPERTS | {"num_key_value_heads": 3}, EXPERTS_OF_32),
@@ -150,7 +163,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file and its two bundles of each model."""
     folder = tmp_path_factory.mktemp("own")
     for name, (kind, settings, types) in MODELS.items():
-        path = write_gguf(folder / f"{name}.gguf", tiny_model(kind, **settings), types=types)
+        path = write_gguf(folder / f"{name}.gguf", tiny_model(kind, **settings), types=types, older="older" in name)
         export(path, folder / f"{name}.edge")
         export(path, folder / f"{name} in place.edge", in_place=True)
     return folder

@@ -56,6 +56,18 @@ WHOLE_BLOCKS = {"hidden_size": 192, "intermediate_size": 128}
 GRANITE = {
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 64**-0.5, **WHOLE_BLOCKS},
 }
+DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+DELTA_EXPERTS = {  # all are chosen: of two in four, what is rounded chooses others
+    **{"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+    **{**DELTA, **WHOLE_BLOCKS},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": None, "head_dim": 32},
@@ -87,14 +99,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "stablelm": {"partial_rotary_factor": 0.5},
     "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},
-    "qwen3_5_text": {
-        "head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "layer_types": ["linear_attention", "full_attention"] * 2,
-    },
+    "qwen3_5_text": DELTA,
+    "qwen3_next": DELTA_EXPERTS,
+    "qwen3_5_moe_text": DELTA_EXPERTS,
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {
         **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_dense_layers": 1},

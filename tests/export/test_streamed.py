@@ -34,6 +34,12 @@ SCAN = {
     "shared_intermediate_size": 80,
     "head_dim": None,
 }
+DELTA_EXPERTS = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    **{"num_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama, untied, biases": {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True},
@@ -79,12 +85,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
-    "qwen3-next": {
-        **{"model_type": "qwen3_next", "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2},
-        **{"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    },
+    "qwen3-next": {"model_type": "qwen3_next", **DELTA_EXPERTS},
+    "qwen3.5, experts": {"model_type": "qwen3_5_moe_text", **DELTA_EXPERTS},
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "head_dim": None},
     "lfm2, experts": {
         "model_type": "lfm2_moe",

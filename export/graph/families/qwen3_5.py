@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from edge.errors import ExportError
 from edge.export.facts.family import GGUF, LlamaLike, Norms
 from edge.export.facts.gguf_changes import AS_IT_IS, Change, decay_of_logarithm, in_turns
 from edge.export.facts.gguf_metadata import Metadata
-from edge.export.facts.mixers import GatedDelta
+from edge.export.facts.mixers import GatedDelta, Places
 from edge.export.graph.llama_like import llama_like
 
 NAME = "qwen3_5_text"
@@ -90,12 +91,12 @@ def gguf(m: Metadata) -> dict[str, Any]:
     }
 
 
-def unread(config: Any) -> list[str]:
-    """The tensors of layers that guess, which attend."""
+def unread(config: Any, like: LlamaLike) -> list[str]:
+    """The tensors of layers that guess, which attend. like: the model's own layers."""
     first, count = config.num_hidden_layers, config.num_nextn_predict_layers
     names = [f"nextn.{name}.weight" for name in GUESSING]
     if FULL in config.layer_types:
-        names += layers(config).layer_shapes(config, NORMS, config.layer_types.index(FULL))
+        names += like.layer_shapes(config, NORMS, config.layer_types.index(FULL))
     return [f"model.layers.{i}.{name}" for i in range(first, first + count) for name in names]
 
 
@@ -103,46 +104,56 @@ def changes(config: Any) -> dict[str, Change]:
     """Of the tensors that have a row or a column for each channel of a value head: where a key head has several of
     these, files have them in another order."""
     mixer = mixer_of(config)
-    found: dict[str, Change] = {}
     each, wide = mixer.values // mixer.keys, 2 * mixer.keys * mixer.key_dim
     heads = channels = joined = None
     if each > 1:
         heads, channels = in_turns(mixer.keys, each, 1), in_turns(mixer.keys, each, mixer.value_dim)
         joined = np.concatenate([np.arange(wide), wide + channels])
-    of_block = {
-        "A_log": Change(rows=heads, values=decay_of_logarithm),
-        "dt_bias": Change(rows=heads),
-        "conv1d.weight": Change(shape=(mixer.channels, 1, mixer.taps), rows=joined),
-        "norm.weight": AS_IT_IS,
+    of_block = vectors(mixer, heads, joined) | {
         "in_proj_qkv.weight": Change(rows=joined),
         "in_proj_z.weight": Change(rows=channels),
         "in_proj_b.weight": Change(rows=heads),
         "in_proj_a.weight": Change(rows=heads),
         "out_proj.weight": Change(columns=channels),
     }
-    for i in range(config.num_hidden_layers):
-        found |= {f"model.layers.{i}.{mixer.name}.{name}": change for name, change in of_block.items()}
-    return found
+    return in_all_layers(config, {f"{mixer.name}.{name}": change for name, change in of_block.items()})
 
 
-GGUF_NAMES = {
+def vectors(mixer: GatedDelta, heads: Places | None = None, channels: Places | None = None) -> dict[str, Change]:
+    """The changes of what is no matrix. heads, channels: the places in the file of value heads and of what is
+    convolved, where they have another order."""
+    return {
+        "A_log": Change(rows=heads, values=decay_of_logarithm),
+        "dt_bias": Change(rows=heads),
+        "conv1d.weight": Change(shape=(mixer.channels, 1, mixer.taps), rows=channels),
+        "norm.weight": AS_IT_IS,
+    }
+
+
+def in_all_layers(config: Any, of_layer: Mapping[str, Change]) -> dict[str, Change]:
+    return {
+        f"model.layers.{i}.{name}": change for i in range(config.num_hidden_layers) for name, change in of_layer.items()
+    }
+
+
+DELTA_NAMES = {
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
     **{f"nextn.{name}": f"nextn.{name}" for name in GUESSING},
 }
+DELTA_BARE = {"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"}
+GGUF_NAMES = {**DELTA_NAMES, "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
 FAMILY = llama_like(
     layers,
     norms=NORMS,
     gguf=GGUF(
         gguf,
         names=GGUF_NAMES,
-        bare={"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"},
-        unread=unread,
+        bare=DELTA_BARE,
+        unread=lambda config: unread(config, layers(config)),
         changes=changes,
     ),
 )

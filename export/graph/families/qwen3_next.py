@@ -1,4 +1,5 @@
-"""Qwen3-Next, and Qwen 3.5 with experts (text): Qwen 3.5's layers with experts, and a shared one with a gate."""
+"""Qwen3-Next: Qwen 3.5's layers with experts and a shared one with a gate; the projections of linear attention are
+fused."""
 
 from __future__ import annotations
 
@@ -6,15 +7,25 @@ from typing import Any
 
 from edge.errors import ExportError
 from edge.export.facts.experts import Experts
-from edge.export.facts.family import LlamaLike
-from edge.export.graph.families.qwen3_5 import NORMS, in_turns_with_attention, mixer_of
+from edge.export.facts.family import GGUF, LlamaLike
+from edge.export.facts.gguf_changes import Change
+from edge.export.facts.gguf_metadata import Metadata
+from edge.export.facts.mixers import GatedDelta
+from edge.export.graph.families import qwen3_5
+from edge.export.graph.families.qwen3_5 import NORMS, in_all_layers, in_turns_with_attention, mixer_of
 from edge.export.graph.llama_like import llama_like
 
-NAMES = ("qwen3_next", "qwen3_5_moe_text")
+NAME = "qwen3_next"
+TRAITS = {"gguf": "qwen3next"}
+SHARED, SHARED_GATE = "shared_expert", "shared_expert_gate"
 
 
 def layers(config: Any) -> LlamaLike:
-    """Of the two Qwen3-Next alone has projections of linear attention that are fused."""
+    return with_experts(config, mixer_of(config, fused=True))
+
+
+def with_experts(config: Any, mixer: GatedDelta) -> LlamaLike:
+    """The layers of a model all of which have experts."""
     if getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1:
         raise ExportError(
             "The model has layers without experts (mlp_only_layers, decoder_sparse_step), which no graph of its family "
@@ -28,13 +39,61 @@ def layers(config: Any) -> LlamaLike:
     )
     return in_turns_with_attention(
         config,
-        mixer_of(config, fused=config.model_type == "qwen3_next"),
-        mlp="mlp.shared_expert",
+        mixer,
+        mlp=f"mlp.{SHARED}",
         wide=config.shared_expert_intermediate_size,
         experts=lambda layer: experts,
         expert_block="mlp",
-        shared_gate="shared_expert_gate",
+        shared_gate=SHARED_GATE,
     )
 
 
-FAMILY = llama_like(layers, norms=NORMS)
+def gguf(m: Metadata) -> dict[str, Any]:
+    """No layer has a feed-forward block alone, whose size files may leave out."""
+    shared = m.size("expert_shared_feed_forward_length")
+    return {
+        **qwen3_5.gguf(m),
+        **m.experts("num_experts"),
+        "intermediate_size": m.size("feed_forward_length", shared),
+        "moe_intermediate_size": m.size("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": True,  # as llama.cpp computes all of them
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }
+
+
+def changes(config: Any) -> dict[str, Change]:
+    """Files have the value heads in transformers' order."""
+    mixer = mixer_of(config)
+    of_block = {f"{mixer.name}.{name}": change for name, change in qwen3_5.vectors(mixer).items()}
+    return in_all_layers(config, of_block | of_shared(config))
+
+
+def of_shared(config: Any) -> dict[str, Change]:
+    """The change of the shared expert's gate, of which files may have a vector."""
+    return {f"mlp.{SHARED_GATE}.weight": Change(shape=(1, config.hidden_size))}
+
+
+EXPERT_NAMES = {
+    "ffn_gate_inp_shexp": f"mlp.{SHARED_GATE}",
+    **{f"ffn_{part}_shexp": f"mlp.{SHARED}.{part}_proj" for part in ("gate", "up", "down")},
+}
+GGUF_NAMES = {
+    **qwen3_5.DELTA_NAMES,
+    **EXPERT_NAMES,
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_in": "linear_attn.in_proj_qkvz",  # in files of older converters, which left it in one
+}
+FAMILY = llama_like(
+    layers,
+    norms=NORMS,
+    gguf=GGUF(
+        gguf,
+        names=GGUF_NAMES,
+        bare=qwen3_5.DELTA_BARE,
+        unread=lambda config: qwen3_5.unread(config, layers(config)),
+        changes=changes,
+        experts=True,
+    ),
+)

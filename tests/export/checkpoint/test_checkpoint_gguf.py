@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from gguf_experts import apart
 from gguf_files import CALLED, GPT_OSS, LESS_ONE, VOCABULARY, byte_vocabulary, interleave, tiny_model, write_gguf
+from gguf_recurrent import by_projection
 from graph_harness import TURNED, one_by_one
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -22,7 +24,7 @@ from edge import catalog
 from edge.errors import CheckpointError, EdgeError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.checkpoint import Checkpoint
-from edge.export.facts.experts import parameter_of
+from edge.export.graph.families import parameter_names
 from edge.export.reference.in_torch import read_torch
 
 LLAMA3 = {
@@ -61,7 +63,7 @@ def rebuilt(checkpoint: Checkpoint) -> PreTrainedModel:
     """The transformers model that a checkpoint's configuration and tensors make."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config)).eval()
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    names = {parameter_of(name) for name in checkpoint.names()}
+    names = set(parameter_names(checkpoint.config, checkpoint.names()).values())
     state = {name: read_torch(checkpoint, name, shapes[name]) for name in names}
     result = model.load_state_dict(state, strict=False)
     assert not result.unexpected_keys
@@ -109,6 +111,9 @@ DELTA = {
     "linear_value_head_dim": 24,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
+DELTA_EXPERTS = DELTA | {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 32},
 }
 CONVOLUTIONS = {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -224,6 +229,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5": ("qwen3_5_text", DELTA | {"linear_value_head_dim": 16}, {}),
     "qwen3.5 with several values of a key": (
         "qwen3_5_text", DELTA | {"linear_num_value_heads": 6, "tie_word_embeddings": True}, {}),
+    "qwen3-next": ("qwen3_next", DELTA_EXPERTS, {}),
+    "qwen3-next with several values of a key": ("qwen3_next", DELTA_EXPERTS | {
+        "linear_num_value_heads": 6, "tie_word_embeddings": True}, {}),
+    "qwen3.5 with experts": ("qwen3_5_moe_text", DELTA_EXPERTS, {}),
+    "qwen3.5 with experts and several values of a key": ("qwen3_5_moe_text", DELTA_EXPERTS | {
+        "linear_num_value_heads": 6, "tie_word_embeddings": True}, {}),
     "lfm2": ("lfm2", CONVOLUTIONS, {}),
     "falcon-h1": ("falcon_h1", SCAN, {}),
     "falcon-h1 without a norm": ("falcon_h1", SCAN | {"mamba_rms_norm": False, "mamba_n_groups": 1}, {}),
@@ -239,8 +250,10 @@ def test_a_float_file_gives_back_every_tensor_and_the_same_logits(tmp_path: Path
     checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, metadata=metadata)))
     parameters = dict(model.named_parameters())
     parameters |= {n: b for n, b in model.named_buffers() if n in model.state_dict()}
-    turned = model_type in TURNED
-    wanted = {k: v for n, p in parameters.items() for k, v in one_by_one(n, p.detach().numpy(), turned=turned).items()}
+    turned, arrays = model_type in TURNED, {name: p.detach().numpy() for name, p in parameters.items()}
+    if model_type == "qwen3_next":
+        arrays = {k: v for n, a in arrays.items() for k, v in by_projection(model.config, n, a).items()}
+    wanted = {k: v for n, a in arrays.items() for k, v in one_by_one(n, a, turned=turned).items()}
     assert set(checkpoint.names()) == set(wanted)
     for tensor, expected in wanted.items():
         found = checkpoint.read(tensor)
@@ -271,7 +284,19 @@ def test_a_tensor_of_experts_that_is_missing_is_named(tmp_path: Path, name: str,
     [("expert_count", 300_000, "300000 experts to each of 4 layers"),
      ("expert_used_count", 5, "chooses 5 of 4 experts"), ("expert_used_count", 0, "gives .*expert_used_count as 0")],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["olmoe", "qwen3moe", "gpt-oss", "granitemoe", "lfm2moe", "granite 4 with experts"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "olmoe",
+        "qwen3moe",
+        "gpt-oss",
+        "granitemoe",
+        "lfm2moe",
+        "granite 4 with experts",
+        "qwen3-next",
+        "qwen3.5 with experts",
+    ],
+)
 def test_numbers_of_experts_that_no_model_has_are_refused(
     tmp_path: Path, name: str, key: str, value: int, reason: str
 ) -> None:
@@ -314,17 +339,63 @@ def test_mistral_small_has_the_architecture_of_ministral_3(tmp_path: Path) -> No
     assert same_logits(rebuilt(checkpoint), model)
 
 
-def test_layers_that_guess_further_tokens_are_not_read(tmp_path: Path) -> None:
-    model = tiny_model("qwen3_5_text", **DELTA)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN35, 5)
-    layer = model.model.layers[1].named_parameters("model.layers.4")
-    extra = {names.get_name(name, (".weight",)): values.detach().numpy() for name, values in layer}
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-next", "qwen3.5 with experts"])
+def test_layers_that_guess_further_tokens_are_not_read(tmp_path: Path, name: str) -> None:
+    kind, settings, _ = MODELS[name]
+    model = tiny_model(kind, **settings)
+    table = gguf.get_tensor_name_map(next(k for k, n in gguf.MODEL_ARCH_NAMES.items() if n == CALLED[kind]), 5)
+    layer = [(n, p.detach().numpy()) for n, p in model.model.layers[1].named_parameters("model.layers.4")]
+    parts = [part for each in layer for part in apart(*each, turned=False)]
+    extra = {table.get_name(n, (".weight",)): values for n, values in parts}
     extra |= {f"blk.4.nextn.{norm}.weight": np.ones(96, np.float32) for norm in ("enorm", "hnorm")}
     extra["blk.4.nextn.eh_proj.weight"] = np.ones((96, 192), np.float32)
     model.config.num_nextn_predict_layers = 1
     checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=extra)))
-    assert set(checkpoint.names()) == {name for name, _ in model.named_parameters()}
+    assert not [n for n in checkpoint.names() if ".layers.4." in n]
     assert same_logits(rebuilt(checkpoint), model)
+
+
+def test_qwen3_next_of_older_converters_has_the_projections_of_linear_attention_in_one(tmp_path: Path) -> None:
+    """And does not say which layers have it: all but every fourth."""
+    model = tiny_model("qwen3_next", **DELTA_EXPERTS | {"linear_num_value_heads": 4, "layer_types": None})
+    path = write_gguf(tmp_path / "older.gguf", model, older=True)
+    assert "blk.0.ssm_in.weight" in {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    older, newer = open_checkpoint(str(path)), open_checkpoint(str(write_gguf(tmp_path / "newer.gguf", model)))
+    assert older.config == newer.config
+    assert sorted(older.names()) == sorted(newer.names())
+    for name in older.names():
+        assert older.shape(name) == newer.shape(name)
+        assert bits(older.read(name)) == bits(newer.read(name))
+        assert bits(older.read(name, slice(1, 2))) == bits(older.read(name)[1:2])
+    assert same_logits(rebuilt(older), model)
+
+
+def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: Path) -> None:
+    """As llama.cpp writes it when it quantizes a file."""
+    model = tiny_model("qwen3_next", **DELTA_EXPERTS)
+    gates = {f"blk.{i}.ffn_gate_inp_shexp.weight": np.full(96, i, np.float32) for i in range(4)}
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=gates)))
+    name = "model.layers.3.mlp.shared_expert_gate.weight"
+    assert checkpoint.shape(name) == (1, 96)
+    assert np.array_equal(checkpoint.read(name), np.full((1, 96), 3))
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [({"blk.0.ssm_in.weight": (160, 96)}, r"holds both 'blk\.0\.attn_(qkv|gate)\.weight' and 'blk\.0\.ssm_in\.weight'"),
+     ({"blk.0.ssm_in.weight": (159, 96)}, r"'blk\.0\.ssm_in\.weight' has 159 rows where .* call for 160"),
+     ({"blk.2.ssm_ba.weight": (2, 96)}, r"'blk\.2\.ssm_ba\.weight' has 2 rows where the model's sizes call for 4"),
+     ({"blk.2.ssm_ba.weight": (4, 95)}, r"in_proj_b\.weight' has shape \[2, 95\] .* calls for \[2, 96\]"),
+     ({"blk.3.ffn_gate_up_exps.weight": (4, 128, 96)}, r"'blk\.3\.ffn_gate_up_exps\.weight', which .* newer variant"),
+     ({"blk.1.ffn_gate_inp_shexp.weight": (95,)}, r"expert_gate\.weight' has shape \[95\] .* calls for \[1, 96\]")],
+)  # fmt: skip
+def test_a_qwen3_next_of_another_layout_is_refused(
+    tmp_path: Path, extra: dict[str, tuple[int, ...]], reason: str
+) -> None:
+    model = tiny_model("qwen3_next", **DELTA_EXPERTS | {"linear_value_head_dim": 24})
+    given = {name: np.zeros(shape, np.float32) for name, shape in extra.items()}
+    with pytest.raises(CheckpointError, match=reason):
+        open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=given)))
 
 
 def test_falcon_h1s_multipliers_are_in_the_matrices(tmp_path: Path) -> None:
