@@ -160,8 +160,10 @@ class GGUFCheckpoint(Checkpoint):
         moved = self._moved(name)
         if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2 or OF_EXPERT.fullmatch(name):
             return None
-        if moved.rows is not None or moved.columns is not None:
+        if moved.columns is not None:
             return None
+        if moved.rows is not None:  # these are not in the file one after another
+            return self._as_it_is(source, self._raw(name)[moved.rows], self.shape(name)[1], 0, None)
         heads = self._heads(name)
         turned = heads or self._heads_of(name) * self._paired
         if turned and info.shape[0] // turned % PANEL:

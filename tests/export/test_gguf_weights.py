@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from gguf import GGMLQuantizationType as Type
+from gguf import quants
 from gguf_files import GPT_OSS, tiny_model, write_gguf
 
 import edge
@@ -19,6 +20,8 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.facts.experts import OF_EXPERT, stack_name
+from edge.export.facts.tensors import matrices
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.gguf_parts import GGUF
 from edge.golden import read_golden
@@ -180,6 +183,22 @@ def test_it_answers_as_the_floats_of_the_file_do(made: Path, name: str) -> None:
     found = compare(reference, EngineLogits(engine, 60), [text])
     assert found.kl_mean < 2e-3, "activations alone are rounded"
     assert found.reference == pytest.approx(found.candidate, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(("qwen3.5", "qwen3-next"))])
+def test_rows_that_stand_in_another_order_keep_the_bits_of_the_file(made: Path, name: str) -> None:
+    """Columns alone do not: they are in blocks with others."""
+    checkpoint = open_checkpoint(str(made / f"{name}.gguf"))
+    for matrix in matrices(checkpoint):
+        expert = OF_EXPERT.fullmatch(matrix)
+        if checkpoint.stored_type(matrix) == "F32" or (expert and expert[2] != "0"):
+            continue
+        own, values = stack_name(expert[1], expert[3]) if expert else matrix, checkpoint.read(matrix)
+        if (found := checkpoint.gguf_tensor(own, in_place=False)) is None:
+            assert matrix.endswith("linear_attn.out_proj.weight") and "qwen3.5" in name and "several" in name
+        else:
+            raw = found.raw[: len(values)]
+            assert np.array_equal(quants.dequantize(raw, Type(found.type)).reshape(values.shape), values)
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])
