@@ -22,6 +22,15 @@ KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_wi
 SHARED = {**KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 16, "hidden_size_per_layer_input": 8}
 PER_LAYER = {**SHARED, "vocab_size_per_layer_input": 100}
 SCAN = {"mamba_n_heads": 4, "mamba_d_state": 16}
+DELTA_EXPERTS = {
+    "head_dim": 16,
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "shared_expert_intermediate_size": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.25},
+}
 DECODERS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3")},
     **{name: {} for name in ("olmo2", "olmo3", "granite", "exaone4", "ernie4_5", "cohere2", "starcoder2", "stablelm")},
@@ -39,15 +48,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
         "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.25},
     },
-    "qwen3_next": {
-        "head_dim": 16,
-        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
-        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-        "shared_expert_intermediate_size": 16,
-        "layer_types": ["linear_attention", "full_attention"],
-        "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.25},
-    },
+    "qwen3_next": DELTA_EXPERTS,
+    "qwen3_5_moe_text": DELTA_EXPERTS,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 16},
@@ -235,7 +237,7 @@ def quantized(out: Path) -> None:
 
 @_input
 def gguf(out: Path) -> None:
-    """A Llama, a T5 and gpt-oss in GGUF files."""
+    """A Llama, a T5, gpt-oss and Qwen3-Next in GGUF files."""
     from gguf_files import GPT_OSS, Type, tiny_model, write_gguf
     from gguf_t5 import tiny_t5, write_t5
 
@@ -244,6 +246,8 @@ def gguf(out: Path) -> None:
     write_t5(out / "t5.gguf", tiny_t5(num_layers=1, num_decoder_layers=1))
     model = tiny_model("gpt_oss", **GPT_OSS | {"num_hidden_layers": 2, "intermediate_size": 32})
     write_gguf(out / "experts.gguf", model, types={"exps.weight": Type.MXFP4, "attn_q.w": Type.Q8_0})
+    model = tiny_model("qwen3_next", num_hidden_layers=2, **DELTA_EXPERTS)
+    write_gguf(out / "states.gguf", model, types={"attn_qkv": Type.Q8_0, "ssm_ba": Type.Q8_0})
 
 
 @_input

@@ -14,7 +14,7 @@ from fuzz.damage import NUMBERS, TEXTS, a_few, damaged_bytes, number
 NAME = "gguf"
 HELP = "GGUF files: header, metadata, tensors"
 TRAITS = {"inputs": ("gguf",), "share": 2}
-FILES = ("llama.gguf", "llama.gguf", "t5.gguf", "experts.gguf")
+FILES = ("llama.gguf", "llama.gguf", "t5.gguf", "experts.gguf", "states.gguf")
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 
