@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 from gguf import quants
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
@@ -128,17 +128,16 @@ class GGUFCheckpoint(Checkpoint):
         if members := self._members.get(name):
             forms = {self.form(member) for member in members}
             return forms.pop() if len(forms) == 1 else None
-        return None if self._moved(name).columns is not None else FORMS.get(self.stored_type(name))
+        moved, form = self._moved(name), FORMS.get(self.stored_type(name))
+        return None if form and moved.columns is not None and moved.blocks(form.block_size) is None else form
 
     def blocks(self, name: str) -> QTensor | None:
         if self.form(name) is None:
             return None
         if members := self._members.get(name):
             return cast(QTensor, stack_rows([b for member in members if (b := self.blocks(member)) is not None]))
-        source, kind = self._sources[name], self.stored_type(name)
-        raw = self._raw(name)
-        if (places := self._places(name)) is not None:
-            raw = raw[places]
+        source, kind, raw = self._sources[name], self.stored_type(name), self._in_order(name)
+        assert raw is not None  # as `form` says
         blocks = {"Q4_0": _q4_0, "Q8_0": _q8_0, "MXFP4": _mxfp4}[kind](raw)
         finite(blocks.scales, source, self.header.path)
         return blocks
@@ -160,10 +159,9 @@ class GGUFCheckpoint(Checkpoint):
         moved = self._moved(name)
         if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2 or OF_EXPERT.fullmatch(name):
             return None
-        if moved.columns is not None:
-            return None
-        if moved.rows is not None:  # these are not in the file one after another
-            return self._as_it_is(source, self._raw(name)[moved.rows], self.shape(name)[1], 0, None)
+        if moved.rows is not None or moved.columns is not None:  # the matrix is not in the file as it is here
+            raw = self._in_order(name)
+            return None if raw is None else self._as_it_is(source, raw, self.shape(name)[1], 0, None)
         heads = self._heads(name)
         turned = heads or self._heads_of(name) * self._paired
         if turned and info.shape[0] // turned % PANEL:
@@ -171,6 +169,17 @@ class GGUFCheckpoint(Checkpoint):
         raw = self._raw(name)
         before = self._parts.get(name, 0) * raw.nbytes
         return self._as_it_is(source, raw, self.shape(name)[1], heads, before if in_place else None)
+
+    def _in_order(self, name: str) -> NDArray[np.uint8] | None:
+        """The bytes of a matrix, in transformers' order; None where no blocks of the file have its columns."""
+        raw, moved = self._raw(name), self._moved(name)
+        if (places := self._places(name)) is not None:
+            raw = raw[places]
+        if moved.columns is None:
+            return raw
+        weights, size = GGML_QUANT_SIZES[self.header.tensors[self._sources[name]].type]
+        blocks = moved.blocks(weights)
+        return None if blocks is None else raw.reshape(len(raw), -1, size)[:, blocks].reshape(len(raw), -1)
 
     def _stack(self, name: str, *, in_place: bool) -> GgufTensor | None:
         """The matrices of all experts. name: of the first of them."""

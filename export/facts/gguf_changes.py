@@ -25,6 +25,16 @@ class Change:
     part: bool = False
     values: Callable[[Floats], Floats] | None = None
 
+    def blocks(self, size: int) -> NDArray[np.int64] | None:
+        """The places in a file's row of transformers' blocks of `size` columns, whose order is another one; None where
+        what is a block in one of them is none in the other."""
+        if self.columns is None or len(self.columns) % size:
+            return None
+        blocks = self.columns.reshape(-1, size)
+        first = blocks[:, 0]
+        whole = not np.any(first % size) and np.array_equal(blocks, first[:, None] + np.arange(size))
+        return first // size if whole else None
+
     def undone(self, values: Floats) -> Floats:
         """transformers' values of a file's rows, which are in transformers' order."""
         if self.columns is not None:
