@@ -282,6 +282,7 @@ class Thinking:
     variable: str | None = None  # of the template: true or false
     words: list[str] = field(default_factory=list)  # in the system message: to think, and not to
     default: bool = True  # whether it thinks where nobody asks for either
+    answer: str = ""  # the mark of an answer that is a message of a channel, as its thoughts are
 
 
 @dataclass(frozen=True)

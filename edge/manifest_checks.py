@@ -235,8 +235,10 @@ def _thinking_faults(manifest: Manifest) -> Iterator[str]:
             yield f"thinking.{name} has {len(text)} letters, and it has 1 to {LONGEST_MARK} that are not blank"
     if given.open == given.close:
         yield f"thinking.open and thinking.close are both {given.open[:LONGEST_MARK]!r}"
-    if given.after.strip() or len(given.after) > LONGEST_MARK:
+    if len(given.after) > LONGEST_MARK or (given.after.strip() and not given.answer):  # an older edge refuses channels
         yield f"thinking.after is {given.after[:LONGEST_MARK]!r}, and it is blank"
+    if given.answer and (not given.answer.strip() or not given.after.endswith(given.answer)):
+        yield f"thinking.answer is {given.answer[:LONGEST_MARK]!r}, and thinking.after ends with it"
     if given.variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,59}", given.variable):
         yield f"thinking.variable is {given.variable[:LONGEST_MARK]!r}, which is no name of a variable"
     if len(given.words) not in (0, 2):

@@ -188,7 +188,7 @@ class Chat:
             InputError: the message is empty, the conversation does not fit into the context any more, or another answer
                 is under way.
         """
-        return self._stream(lambda think: self._turn(message, think), options, keywords)
+        return self._stream(lambda options: self._turn(message, options), options, keywords)
 
     def generate(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
@@ -203,9 +203,9 @@ class Chat:
         """Stream another answer to the last message, which replaces the one before from its first piece on; see
         `stream`. It differs where the options do, or where tokens are drawn."""
 
-        def turn(think: bool | None) -> _Turn:
+        def turn(options: GenerateOptions) -> _Turn:
             last = self._last_message()
-            return self._turn(self.messages[last]["content"], think, last)
+            return self._turn(self.messages[last]["content"], options, last)
 
         return self._stream(turn, options, keywords)
 
@@ -215,13 +215,13 @@ class Chat:
             return collect(pieces)
 
     def _stream(
-        self, make: Callable[[bool | None], _Turn], options: GenerateOptions | None, keywords: GenerateKeywords
+        self, make: Callable[[GenerateOptions], _Turn], options: GenerateOptions | None, keywords: GenerateKeywords
     ) -> Generator[Piece, None, None]:
         started = time.perf_counter_ns()
         options = self.settled(with_keywords(own(options), keywords))
         if self._busy.locked():
             raise InputError(UNDER_WAY)
-        return Stream(self._answer(make, make(options.think), options, started))
+        return Stream(self._answer(make, make(options), options, started))
 
     def settled(self, options: GenerateOptions) -> GenerateOptions:
         """The options with what is not set as the model's makers set it for chats.
@@ -237,25 +237,25 @@ class Chat:
             )
         return found
 
-    def _turn(self, message: str, think: bool | None, before: int | None = None) -> _Turn:
+    def _turn(self, message: str, options: GenerateOptions, before: int | None = None) -> _Turn:
         """The conversation with this message after its first `before` messages, or after all."""
         model, seen = self._model, self.messages
         messages: list[Message] = [*seen[:before], {"role": "user", "content": message}]
         check_messages(messages)
-        text = model.render(messages, think)
+        text = model.render(messages, options.think, effort=options.effort)
         check_length(len(text), model.most_tokens)
         tokens = self._tokens(text, self._said.get(len(messages) - 1, UNSAID))
         check_prompt(tokens, model.engine, "start the conversation over")
         return _Turn(seen, messages, text, tokens)
 
     def _answer(
-        self, make: Callable[[bool | None], _Turn], turn: _Turn, options: GenerateOptions, started: int
+        self, make: Callable[[GenerateOptions], _Turn], turn: _Turn, options: GenerateOptions, started: int
     ) -> Generator[Piece, None, None]:
         model = self._model
         engine, text, chunk, drafts = model.engine, model.text, model.prefill_chunk, model.speculation
         with self._alone():
             if turn.seen is not self.messages:  # something was said since the stream was made
-                turn = make(options.think)
+                turn = make(options)
             parts: list[str] = []
             thoughts: list[str] = []  # empty where the model did not think
             sampled: list[int] = []

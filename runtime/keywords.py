@@ -37,6 +37,7 @@ class GenerateKeywords(TypedDict, total=False):
     max_tokens: int | None
     think: bool | None
     think_tokens: int | None
+    effort: str | None
     stop: Sequence[str]
     json_schema: str | Mapping[str, Any] | type[Any] | None
     regex: str | None

@@ -100,14 +100,21 @@ class Model(Loaded):
             self._knows_end = True
 
     def prompt_ids(
-        self, prompt: Prompt, *, system: str | None = None, raw: bool = False, think: bool | None = None
+        self,
+        prompt: Prompt,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        think: bool | None = None,
+        effort: str | None = None,
     ) -> list[int]:
         """The token ids that `generate` would run for this prompt.
 
         Raises:
-            InputError: the prompt is empty, or a system message cannot be placed; or `think` where the model cannot.
+            InputError: the prompt is empty, or a system message cannot be placed; or `think` or `effort` where the
+                model has no such thing.
         """
-        return self.asked(prompt, system, raw, think)[0]
+        return self.asked(prompt, system, raw, think, effort=effort)[0]
 
     def asked(
         self,
@@ -116,10 +123,11 @@ class Model(Loaded):
         raw: bool = False,
         think: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        effort: str | None = None,
     ) -> tuple[list[int], Block | None]:
         """A prompt's token ids, and the block of thoughts that its answer may begin with. tools: that the answer may
         call. Errors are those of `prompt_ids`, and InputError where the chat template knows no tools."""
-        text = self._rendered(prompt, SYSTEM(system), RAW(raw), think, tools)
+        text = self._rendered(prompt, SYSTEM(system), RAW(raw), think, tools, effort)
         check_length(len(text), self.most_tokens)
         return self.text.encode_prompt(text), None if raw else self.block(text)
 
@@ -128,12 +136,13 @@ class Model(Loaded):
         messages: Sequence[Message],
         think: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        effort: str | None = None,
     ) -> str:
-        """The prompt for the assistant's next turn of a conversation, with typed control tokens hidden; think: as in
-        `GenerateOptions`. tools: that it may call.
+        """The prompt for the assistant's next turn of a conversation, with typed control tokens hidden; think, effort:
+        as in `GenerateOptions`. tools: that it may call.
 
         Raises:
-            InputError: the template refuses the conversation, or knows no tools; or the model cannot think.
+            InputError: the template refuses the conversation, or knows no tools or effort; or the model cannot think.
         """
         if (template := self.template) is None:
             return "".join(m["content"] + "\n" for m in messages)
@@ -143,7 +152,8 @@ class Model(Loaded):
             raise InputError(f"The chat template of {self.bundle.manifest.name} knows no tools; leave them out.")
         offered = self._hidden(tools) if tools else None
         messages = [self._safe(each) for each in messages]
-        return written(template, messages, self.text, lambda said: render(template, marks, said, think, offered))
+        more = think, offered, effort
+        return written(template, messages, self.text, lambda said: render(template, marks, said, *more))
 
     def _safe(self, message: Message) -> Message:
         """A message with the control tokens hidden in what it has besides its content, which `written` sees to."""
@@ -178,6 +188,7 @@ class Model(Loaded):
         raw: bool,
         think: bool | None,
         tools: Sequence[Mapping[str, Any]] | None,
+        effort: str | None,
     ) -> str:
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
             raise InputError(f"A prompt is a text, or a list of messages, and not {shown(prompt)}.")
@@ -193,7 +204,7 @@ class Model(Loaded):
             raise InputError("A list of messages needs the bundle's chat template; give the prompt as one string.")
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.render(messages, think, tools)
+        return self.render(messages, think, tools, effort)
 
     def settled(self, options: GenerateOptions, *, raw: bool = False) -> GenerateOptions:
         """Return the options with the values that the model's makers set for chats where an option is not set and the
@@ -224,7 +235,7 @@ class Model(Loaded):
         """
         asked = time.perf_counter_ns()
         options = self.settled(with_keywords(own(options), keywords), raw=raw)
-        ids, block = self.asked(prompt, system, raw, options.think)
+        ids, block = self.asked(prompt, system, raw, options.think, effort=options.effort)
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
@@ -302,7 +313,7 @@ class Model(Loaded):
         asked = []
         for number, (prompt, own_options) in enumerate(zip(prompts, options, strict=True), 1):
             try:
-                asked.append(self.asked(prompt, system, raw, own_options.think))
+                asked.append(self.asked(prompt, system, raw, own_options.think, effort=own_options.effort))
                 check_prompt(asked[-1][0], self.engine, "shorten it")
             except InputError as e:
                 raise InputError(f"Prompt {number}: {e}") from None

@@ -2,8 +2,8 @@
 vocabulary show both; its name does not count.
 
 Marks are tags with a word for thoughts in them, and the template or the vocabulary has both the opening and the closing
-one. A switch for thoughts is found by rendering the template with a variable true and false, or with a word in the
-system message.
+one. Or thoughts are messages of a channel, which the template writes (`channels`). A switch for thoughts is found by
+rendering the template with a variable true and false, or with a word in the system message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from edge.errors import EdgeError
 from edge.manifest import Thinking
-from edge.runtime.text.template import ChatTemplate, Message
+from edge.runtime.text.template import MARK, TURNS, WORDS, ChatTemplate, Message
 from edge.runtime.text.thinking import render
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ _TAG = re.compile(r"[<\[][^\s<>\[\]{}()'\"\\]{1,40}[>\]]")
 _HALVES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"))
 _NOT_ASKED = re.compile("budget|effort|past|keep|preserve|history|content|truncate", re.IGNORECASE)
 _SWITCHED_OFF = re.compile(r"/?no[_ -]?think(ing)?|.*thinking off", re.IGNORECASE)
+# An answer in a channel: its header in the template, what a prompt ends with, and what ends it.
+_HEADER = re.compile(r"(<\|\w+\|>)(\w+)(<\|\w+\|>)$")
+_START = re.compile(r"(<\|\w+\|>)\w*$")
+_ANALYSIS = "analysis"
+_ENDS = "<|return|>", "<|call|>"
 _TRY: list[Message] = [Message(role="user", content="Zq0vX0j")]
 _NOON = datetime(2001, 2, 3, 12)
 
@@ -41,6 +46,8 @@ def thinking(source: str | None, special: Mapping[str, str], vocabulary: Sequenc
         template.render(_TRY)
     except EdgeError:
         return None
+    if (found := channels(template, vocabulary)) is not None:
+        return found
     pair = next(_pairs(source, vocabulary), None)
     if pair is None:
         return None
@@ -53,10 +60,42 @@ def thinking(source: str | None, special: Mapping[str, str], vocabulary: Sequenc
     return Thinking(*pair, after=after, variable=variable, words=words, default=default)
 
 
+def channels(template: ChatTemplate, vocabulary: Sequence[str]) -> Thinking | None:
+    """The marks of thoughts that are messages of the channel `analysis`, as OpenAI's harmony format has them; None
+    where the template writes none. The header of an answer in the template shows them."""
+    try:
+        talk = [Message(role=role, content=said) for role, said in zip(TURNS, (WORDS, MARK, WORDS), strict=True)]
+        (before, said, after), prompt = template.render(talk).partition(MARK), template.render(_TRY)
+    except EdgeError:
+        return None
+    header, start, close = _HEADER.search(before), _START.search(prompt), _TAG.match(after)
+    if not said or header is None or start is None or close is None:
+        return None
+    answer, opening = header[0], f"{header[1]}{_ANALYSIS}{header[3]}"
+    if not before.endswith(start[0] + answer) or opening not in template.source:
+        return None
+    if not {header[1], header[3], start[1], close[0]} <= set(vocabulary):
+        return None
+    return Thinking(opening, close[0], after=start[0] + answer, answer=answer)
+
+
+def channel_ends(source: str | None, marks: Thinking | None, vocabulary: Sequence[str]) -> list[str]:
+    """The tokens that end answers in channels, of which a GGUF file names one: after an answer, and after a call of a
+    tool."""
+    if marks is None or not marks.answer:
+        return []
+    return [token for token in _ENDS if token in vocabulary and token in (source or "")]
+
+
 def matched_whole(files: TokenizerFiles) -> list[str]:
     """The tokens that a tokenizer matches before anything else."""
     added = files.parsed.get_added_tokens_decoder()
     return [token.content for _, token in sorted(added.items())]
+
+
+def ids_of(files: TokenizerFiles, tokens: Sequence[str]) -> list[int]:
+    """The ids of tokens of the vocabulary."""
+    return [i for token in tokens if (i := files.parsed.token_to_id(token)) is not None]
 
 
 def described(marks: Thinking | None) -> str | None:

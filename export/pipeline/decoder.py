@@ -19,8 +19,8 @@ from edge.export.graph.families import is_like_llama
 from edge.export.manifest.chat_format import chat_format, special_tokens
 from edge.export.manifest.chat_settings import chat_settings
 from edge.export.manifest.chat_settings import described as described_settings
+from edge.export.manifest.thinking import channel_ends, ids_of, matched_whole, thinking
 from edge.export.manifest.thinking import described as described_thinking
-from edge.export.manifest.thinking import matched_whole, thinking
 from edge.export.manifest.tokenizer import compact, fitted
 from edge.export.manifest.written import RecordedWeights, manifest_of, say_what_changed
 from edge.export.pipeline.finish import RECORDED, StagedDecoder
@@ -98,14 +98,17 @@ def with_text(
     writer.flush()
     release_freed()
     special = special_tokens(checkpoint.tokenizer)
-    marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
+    vocabulary = matched_whole(checkpoint.tokenizer)
+    marks = thinking(template, special, vocabulary)
     # For hosts without jinja2, which read no weights that stay in a GGUF file; finding it takes a second or two.
     plain = None if template is None or request.in_place else chat_format(template, special, marks)
     settings = chat_settings(checkpoint, say)
     for sentence in (described_settings(settings) if template is not None else None, described_thinking(marks)):
         if sentence is not None:
             say(sentence)
-    manifest = dataclasses.replace(common, chat_format=plain, generation=settings, thinking=marks)
+    ends = ids_of(checkpoint.tokenizer, channel_ends(template, marks, vocabulary))
+    tokens = dataclasses.replace(common.tokens, eos=list(dict.fromkeys([*common.tokens.eos, *ends])))
+    manifest = dataclasses.replace(common, tokens=tokens, chat_format=plain, generation=settings, thinking=marks)
     bundle = Bundle(writer.staging, manifest)
     text = Text(bundle)
     prompts = QUICK_PROMPTS if request.quick else GOLDEN_PROMPTS

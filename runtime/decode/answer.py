@@ -119,7 +119,7 @@ def settled(options: GenerateOptions, manifest: Manifest, *, raw: bool = False) 
     Raises:
         InputError: options that do not go together, or with a model that cannot think.
     """
-    if (raw or manifest.thinking is None) and (options.think or options.think_tokens is not None):
+    if (raw or manifest.thinking is None) and (options.think or (options.think_tokens, options.effort) != (None, None)):
         why = "a raw prompt has none" if raw else "this model's chat template and vocabulary have no marks for them"
         raise InputError(f"Options are about thoughts, and {why}; leave these options out.")
     if manifest.thinking is not None and not raw and options.form is not None:

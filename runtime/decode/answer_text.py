@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge.runtime.decode.thoughts import Thoughts
+from edge.runtime.decode.thoughts import parted
 from edge.runtime.text.tokenizer import StopStrings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AnswerText:
     def __init__(self, text: Text, ends: Ends, block: Block | None) -> None:
         self._eos, self._ends = text.eos, ends
         self._detokenizer, self._stops = text.detokenizer(), StopStrings(ends.stop)
-        self._thoughts = None if block is None else Thoughts(block, text)
+        self._thoughts = None if block is None else parted(block, text)
         self._count = 0  # of tokens
 
     def push(self, token: int) -> Said:
@@ -49,7 +49,7 @@ class AnswerText:
     def end(self, token: int) -> FinishReason | None:
         """Count a token, and return the reason if it ends the answer, whatever its text is."""
         self._count += 1
-        if token in self._eos:
+        if token in self._eos if self._thoughts is None else self._thoughts.ends(token):
             return "stop"
         return self._ends.reached(self._count, 0 if self._thoughts is None else self._thoughts.tokens)
 

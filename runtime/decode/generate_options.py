@@ -11,7 +11,7 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.decode.form import FORMS, Form, expression, json_schema
 from edge.runtime.decode.sampling import SamplingOptions
-from edge.runtime.options import Others, flag, function, integer, option, refused, texts, unless_none
+from edge.runtime.options import Others, flag, function, integer, one_of, option, refused, texts, unless_none
 
 MAX_TOKENS = integer("most tokens to generate", "1 or more", least=1)
 LENGTH: dict[str, Any] = {
@@ -25,6 +25,7 @@ STOP: dict[str, Any] = {
     "help": "end the answer before this text; repeatable",
     "about": "texts that end the answer and are not part of it",
 }
+EFFORTS = "low", "medium", "high"
 MASKS, ALIGNED = "masks", "aligned"
 PARTICLES, MOST_PARTICLES = 8, 64  # answers of which aligned sampling draws one, by default and at most
 NO_FORM = (
@@ -90,6 +91,13 @@ class GenerateOptions(SamplingOptions):
         flag="--think-tokens N",
         heading="answer",
         help="maximum tokens of thoughts, after which the answer follows",
+    )
+    effort: str | None = option(
+        None,
+        unless_none(one_of("effort", "low, medium or high", EFFORTS)),
+        flag="--effort LEVEL",
+        heading="answer",
+        help="how much to think, where the chat template has that (gpt-oss): low, medium or high",
     )
     stop: Sequence[str] = option((), texts("stop string"), **STOP)
     json_schema: str | Mapping[str, Any] | type[Any] | None = option(

@@ -190,7 +190,7 @@ def options_of(options: Text2TextOptions | GenerateOptions | None) -> Text2TextO
     if not isinstance(options, GenerateOptions):
         raise InputError(f"Outputs are shaped by Text2TextOptions, not by {type(options).__name__}.")
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    if given.pop("think") or given.pop("think_tokens") is not None:
+    if [given.pop(name) for name in ("think", "think_tokens", "effort")] not in ([None] * 3, [False, None, None]):
         raise InputError("A model from text to text does not think first; leave that option out.")
     if [given.pop(form) for form in FORMS] != [None] * len(FORMS):
         raise InputError("A model from text to text gives no answer in a form; leave the form out.")

@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.runtime.decode.channels import Channels
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text, overlap
@@ -19,7 +20,7 @@ class Thoughts:
     """Separates an answer's thoughts from the rest of it. They come first, between the model's marks, which are part of
     neither; whitespace around them is left out. Answers without thoughts keep every character.
 
-    tokens: how many were pushed that belong to the block, marks included.
+    tokens: how many were pushed that belong to the block, marks included. inside: whether thoughts go on.
     """
 
     def __init__(self, block: Block, text: Text) -> None:
@@ -30,11 +31,21 @@ class Thoughts:
             for mark in (marks.open, marks.close)
             if len(ids := text.encode(mark)) == 1 and ids[0] in text.special
         }
+        self._eos, self._before = text.eos, 0 if block.begun else 1  # tokens that are no thoughts: the opening mark
         self.inside = block.begun
         self.over = False  # the answer's own words have begun, or can begin
         self.tokens = 0
         self._shown = False  # something of the part that comes was given out
         self._held = ""
+
+    @property
+    def thought(self) -> int:
+        """Tokens of thoughts, without marks."""
+        return max(0, self.tokens - self._before)
+
+    def ends(self, token: int) -> bool:
+        """True if a token, the last that was pushed, ends the answer."""
+        return token in self._eos
 
     def push(self, token: int | None, text: str) -> tuple[str | None, str]:
         """Split a token's text, or text that belongs to no token, in two parts: of thoughts, None where the token is
@@ -90,14 +101,18 @@ class Thoughts:
         return taken
 
 
+def parted(block: Block, text: Text) -> Thoughts | Channels:
+    """What separates the thoughts of one answer from the rest of it."""
+    return Channels(block, text) if block.marks.answer else Thoughts(block, text)
+
+
 class Closing:
     """A sampler for answers whose thoughts have at most `limit` tokens. After that it gives the closing mark instead of
     the model's choice, and the model answers."""
 
     def __init__(self, sampler: Sampler, block: Block, text: Text, limit: int) -> None:
         self._sampler, self._limit, self._text = sampler, limit, text
-        self._thoughts, self._detokenizer = Thoughts(block, text), text.detokenizer()
-        self._before = 0 if block.begun else 1  # tokens of the block that are no thoughts: the mark that opened it
+        self._thoughts, self._detokenizer = parted(block, text), text.detokenizer()
         self._marks = block.marks
         self._last = ""
         self._forced = deque[int]()
@@ -106,8 +121,8 @@ class Closing:
         thoughts = self._thoughts
         if thoughts.over:
             return self._forced.popleft() if self._forced else self._sampler(logits)
-        if thoughts.inside and not self._forced and thoughts.tokens - self._before >= self._limit:
-            line = "" if self._last.endswith("\n") else "\n"
+        if thoughts.inside and not self._forced and thoughts.thought >= self._limit:
+            line = "" if self._last.endswith("\n") or self._marks.answer else "\n"
             self._forced.extend(self._text.encode(f"{line}{self._marks.close}{self._marks.after}"))
         token = self._forced.popleft() if self._forced else self._sampler(logits)
         self._last = self._detokenizer.push(token)

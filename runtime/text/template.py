@@ -32,6 +32,8 @@ TURNS = "user", "assistant", "user"
 TOOL = "tool"  # the role of a tool's answer, which may be empty
 FIXED_DAY = "2025-01-31"  # of all that an export has the model answer
 CLOCK = "strftime_now"  # what templates ask for the date
+EFFORT = "reasoning_effort"  # the variable of templates that tell the model how much to think
+THINKING = "thinking"  # what gpt-oss's template calls a message's thoughts
 DAYS = datetime(1987, 3, 4, 5, 6, 7), datetime(2046, 11, 25, 20, 30, 45)  # in which every part of a date differs
 
 
@@ -130,6 +132,19 @@ class ChatTemplate:
         except (InputError, BundleError):
             return False
 
+    @cached_property
+    def takes_effort(self) -> bool:
+        """True if the template tells the assistant how much to think."""
+        from jinja2 import nodes
+
+        return any(name.name == EFFORT for name in self.tree().find_all(nodes.Name))
+
+    @cached_property
+    def _takes_thinking(self) -> bool:
+        from jinja2 import nodes
+
+        return any(each.attr == THINKING for each in self.tree().find_all(nodes.Getattr))
+
     @property
     def source(self) -> str:
         """The template's text."""
@@ -187,8 +202,14 @@ class ChatTemplate:
         return self._takes_parts[role]
 
     def _given(self, message: Message) -> Mapping[str, Any]:
-        """A message with its content as the template takes it: a text, or a list of parts, here of one."""
-        return _in_parts(message) if self._parts(message["role"]) else message
+        """A message with its content as the template takes it: a text, or a list of parts, here of one; and with its
+        thoughts by the name that the template has for them."""
+        given = _in_parts(message) if self._parts(message["role"]) else message
+        if "reasoning_content" not in message or not self._takes_thinking:
+            return given
+        # gpt-oss's template takes either thoughts or words before a call of a tool, and calls both thoughts.
+        content = "" if "tool_calls" in message else given["content"]
+        return {**given, "content": content, THINKING: message["reasoning_content"]}
 
     def _form(self, role: str) -> bool | None:
         """Find out the form of content that the template expects of this role: True for a list of parts, False for a

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from edge.errors import InputError
 from edge.manifest import Thinking
-from edge.runtime.text.template import ChatTemplate, Message
+from edge.runtime.text.template import EFFORT, ChatTemplate, Message
 
 
 def render(
@@ -20,25 +20,33 @@ def render(
     messages: Sequence[Message],
     think: bool | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    effort: str | None = None,
 ) -> str:
     """Render the prompt for the assistant's next turn. think: whether it thinks first; None: as the template has it.
-    tools: that it may call.
+    tools: that it may call. effort: how much it thinks, for templates that know that.
 
     Raises:
-        InputError: the template refuses the conversation, or the model is to think and has no marks for that.
+        InputError: the template refuses the conversation, or the model is to think and has no marks for that, or has
+            a template that knows no effort.
     """
+    if effort is not None and not template.takes_effort:
+        raise InputError(
+            "The model's chat template does not know how much to think; leave the effort out, or limit the tokens of "
+            "thoughts."
+        )
     if marks is None and think:
         raise InputError(
             "The model is to think first, and its chat template and vocabulary have no marks for thoughts; leave that "
             "option out."
         )
+    given: dict[str, Any] = {} if effort is None else {EFFORT: effort}
     if marks is None or think is None:
-        return template.render(messages, None, tools)
+        return template.render(messages, given, tools)
     if marks.variable is not None:
-        return template.render(messages, {marks.variable: think}, tools)
+        return template.render(messages, given | {marks.variable: think}, tools)
     if marks.words:
-        return template.render(_with_word(messages, marks.words[0 if think else 1]), None, tools)
-    prompt = template.render(messages, None, tools)
+        return template.render(_with_word(messages, marks.words[0 if think else 1]), given, tools)
+    prompt = template.render(messages, given, tools)
     return _forced(prompt, marks, think) if think or marks.default else prompt
 
 
@@ -52,6 +60,8 @@ def _with_word(messages: Sequence[Message], word: str) -> list[Message]:
 
 def _forced(prompt: str, marks: Thinking, think: bool) -> str:
     """The prompt with a block of thoughts that is begun, or begun and closed."""
+    if marks.answer:  # thoughts are a message by themselves, which may be missing
+        return prompt.removesuffix(marks.open).removesuffix(marks.answer) + (marks.open if think else marks.answer)
     block = Block.at_end(prompt, marks)
     if block.begun:
         return prompt if think else f"{prompt.rstrip()}\n\n{marks.close}{marks.after}"
@@ -72,4 +82,4 @@ class Block(NamedTuple):
     def at_end(cls, prompt: str, marks: Thinking) -> Block:
         """The block at the end of a prompt."""
         end = prompt.rstrip()
-        return cls(marks, end.endswith(marks.open), end.endswith(marks.close))
+        return cls(marks, end.endswith(marks.open), end.endswith(marks.answer or marks.close))

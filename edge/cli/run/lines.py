@@ -88,7 +88,7 @@ def run_prompts(
     model.check_width(args.batch)
 
     def length(line: str) -> int:
-        tokens = model.prompt_ids(line, system=args.system, raw=args.raw, think=options.think)
+        tokens = model.prompt_ids(line, system=args.system, raw=args.raw, think=options.think, effort=options.effort)
         check_prompt(tokens, model.engine, "shorten it")
         return len(tokens)
 

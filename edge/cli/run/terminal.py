@@ -127,10 +127,13 @@ def show(pieces: Iterable[Piece], coloured: bool = False) -> Piece:
     with contextlib.ExitStack() as answer:
         for piece in pieces:
             if piece.thoughts is not None:
+                if piece.thoughts and out is not None and thoughts.near:  # words before a call, and thoughts again
+                    answer.close()
+                    out = None
                 thoughts.show(piece.thoughts)
             if piece.text:
+                thoughts.end()
                 if out is None:
-                    thoughts.end()
                     out = answer.enter_context(Shown(coloured))
                 out.write(piece.text)
         if out is None:

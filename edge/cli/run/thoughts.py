@@ -21,6 +21,11 @@ class Thoughts:
         self._under_way = False
         self.unanswered = False
 
+    @property
+    def near(self) -> bool:
+        """True if they are shown where the answer is."""
+        return self._out is not None and self._out is sys.stdout
+
     def show(self, text: str) -> None:
         """More of them."""
         self.unanswered = True

@@ -51,6 +51,16 @@ def test_thoughts_are_dimmed_before_the_answer(monkeypatch: pytest.MonkeyPatch) 
     assert err == ""
 
 
+@pytest.mark.parametrize("out", [True, False], ids=["terminal", "pipe"])
+def test_thoughts_may_come_between_the_words(monkeypatch: pytest.MonkeyPatch, out: bool) -> None:
+    """As gpt-oss's do, after what it says of what it does."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    pieces = [Piece("Wait.", 1, None, TIMINGS), Piece("", 2, None, TIMINGS, "hm"), Piece("Yes.", 3, "stop", TIMINGS)]
+    said, notes = shown(monkeypatch, pieces, out=out)
+    assert said == ("Wait.\nhm\n\nYes.\n" if out else "Wait.Yes.\n")
+    assert notes == ("" if out else "hm\n\n"), "and nobody is told that there was no answer"
+
+
 def test_without_colours_thoughts_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     streams = Terminal(), Terminal()
