@@ -36,6 +36,7 @@ class Marks:
     close: str = ""
 
 
+HARMONYS = "<|call|>"  # after a call in gpt-oss's templates
 HERMES = Marks("<tool_call>", "</tool_call>")  # and Qwen's, SmolLM's and others'
 MISTRAL = Marks(MISTRALS)
 
@@ -54,7 +55,9 @@ class Format:
         if template is None:
             raise InputError(f"{name} has no chat template, by which it could be told of tools; leave them out.")
         self._text, self._in_words, self._source = text, not template.takes_tools, template.source
-        self.marks = HERMES if self._in_words else _marks(template)
+        thinking = model.bundle.manifest.thinking
+        channels = thinking is not None and bool(thinking.answer)  # whose calls are shown as Hermes's
+        self.marks = HERMES if self._in_words or channels else _marks(template)
         if self.marks is None and PARAMETERS not in template.source:
             raise InputError(f"The form in which {name} writes calls of tools is not known here; leave them out.")
         marks = [] if self.marks is None else [self.marks.open, self.marks.close, ARGS, CALL_ID]
@@ -107,7 +110,8 @@ def known(template: str | None) -> bool:
     """True if models with this template can be told of tools, as far as its text says."""
     if template is None:
         return False
-    return "tools" not in template or any(mark in template for mark in (HERMES.open, MISTRAL.open, PARAMETERS))
+    marks = HERMES.open, MISTRAL.open, PARAMETERS, HARMONYS
+    return "tools" not in template or any(mark in template for mark in marks)
 
 
 def _marks(template: ChatTemplate) -> Marks | None:

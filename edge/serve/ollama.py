@@ -152,6 +152,7 @@ async def _answer(
     fields.end()
     if think is not None:
         options = thinking(options, "high" if think is True else "none" if think is False else think, "think")
+        options = replace(options, effort=None) if think is True else options
     if not prompt:  # loads the model, or with keep_alive 0 gives its memory back
         unload = keep in (0, "0")
         gone = await waiting(partial(server.models.unload if unload else server.models.opened, name))

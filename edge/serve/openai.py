@@ -209,10 +209,12 @@ def read_form(about: str, value: Any) -> dict[str, Any]:
 
 
 def thinking(options: GenerateOptions, effort: Any, field: str) -> GenerateOptions:
-    """The options with what a field of a request says of thoughts."""
+    """The options with what a field of a request says of thoughts: a limit of tokens, and for chat templates that know
+    one an effort."""
     if not isinstance(effort, str) or effort not in EFFORTS:
         raise Refusal(BAD, f"The {field} must be {', '.join(EFFORTS)}, not {shown(effort)}.", field=field)
-    return replace(options, think=effort != "none", think_tokens=EFFORTS[effort] or None)
+    level = {"none": None, "minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
+    return replace(options, think=effort != "none", think_tokens=EFFORTS[effort] or None, effort=level)
 
 
 def _prompt(value: Any) -> str:

@@ -13,7 +13,7 @@ from edge.errors import EdgeError, InputError
 from edge.runtime.batch.answer import BatchAnswer, Deliver
 from edge.runtime.batch.batch import Batch
 from edge.runtime.decode.answer import check_prompt
-from edge.runtime.decode.generate_options import GenerateOptions, never
+from edge.runtime.decode.generate_options import EFFORTS, GenerateOptions, never
 from edge.runtime.decode.sampling import Sampler
 from edge.runtime.decode.thoughts import THINK_TOKENS
 from edge.runtime.memory.shares import closed
@@ -68,8 +68,8 @@ class Worker(Held):
         """
         started, model = time.perf_counter(), self.model
         try:
-            options = model.settled(options, raw=raw)
-            ids, block = model.asked(prompt, None, raw, options.think, tools)
+            options = _thinking(model, model.settled(options, raw=raw), bool(tools))
+            ids, block = model.asked(prompt, None, raw, options.think, tools, options.effort)
             check_prompt(ids, model.engine, "shorten it")
             if options.max_tokens is None:  # as long as the context has room, of which the finish reason tells
                 thinks = block is not None and not block.closed and options.think_tokens is None
@@ -206,3 +206,15 @@ class Worker(Held):
                 error if isinstance(error, EdgeError) else RuntimeError(f"{type(error).__name__}: {error}")
             )
             job.ended(job.answer)
+
+
+def _thinking(model: Model, options: GenerateOptions, tools: bool) -> GenerateOptions:
+    """The options with what the model's chat template can have said of thoughts."""
+    marks = model.bundle.manifest.thinking
+    # An answer whose channel the prompt opens can call nothing: calls have a channel of their own.
+    calls = tools and options.think is False and options.form is None and marks is not None and bool(marks.answer)
+    if options.effort is None and not calls:
+        return options
+    options = replace(options, think=None, effort=EFFORTS[0]) if calls else options
+    knows = model.template is not None and model.template.takes_effort
+    return options if knows else replace(options, effort=None)
