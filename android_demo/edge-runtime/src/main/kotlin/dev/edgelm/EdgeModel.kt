@@ -139,6 +139,11 @@ class EdgeModel internal constructor(
         }
         val format = bundle.manifest.chatFormat
         if (!raw && format != null) return format.render(messages, controls::hide)
+        if (!raw && !bundle.manifest.thinking?.answer.isNullOrEmpty()) { // thoughts would be shown as its answer
+            throw InputException(
+                "${bundle.manifest.name} answers in channels and has no chat format that opens one; give a raw prompt.",
+            )
+        }
         if (messages.size == 1 && messages[0].role == "user") return messages[0].content
         throw InputException("${bundle.manifest.name} has no chat format: it takes one text at a time.")
     }

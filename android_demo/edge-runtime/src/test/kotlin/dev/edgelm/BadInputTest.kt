@@ -9,8 +9,10 @@ import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.toList
 import kotlinx.coroutines.runBlocking
 import kotlinx.serialization.json.Json
+import kotlinx.serialization.json.JsonElement
 import kotlinx.serialization.json.JsonNull
 import kotlinx.serialization.json.JsonObject
+import kotlinx.serialization.json.JsonPrimitive
 import kotlinx.serialization.json.jsonObject
 import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Assertions.assertThrows
@@ -26,6 +28,17 @@ class BadInputTest {
     private val source: File get() = Corpus.decoders().first { Bundle.open(it).manifest.context >= 512 }
 
     private fun copy() = File(folder.toFile(), "model.edge").also { source.copyRecursively(it) }
+
+    /** A copy whose manifest has other fields. */
+    private fun copy(vararg fields: Pair<String, JsonElement>): File {
+        val path = copy()
+        val file = File(path, "edge.json")
+        val changed = JsonObject(Json.parseToJsonElement(file.readText()).jsonObject - "crc32" + fields)
+        val before = Json.encodeToString(JsonObject.serializer(), changed).dropLast(1) + ", "
+        val sum = CRC32().apply { update(before.toByteArray()) }.value
+        file.writeText(before + "\"crc32\": \"%08x\"\n}\n".format(sum))
+        return path
+    }
 
     private inline fun <reified T : EdgeException> told(words: String, crossinline action: () -> Unit) {
         val error = assertThrows(T::class.java) { action() }
@@ -46,17 +59,22 @@ class BadInputTest {
 
     @Test
     fun `a model without a chat format takes one text, and says why it holds no conversation`() {
-        val path = copy()
-        val file = File(path, "edge.json")
-        val bare = JsonObject(Json.parseToJsonElement(file.readText()).jsonObject - "crc32" + ("chat_format" to JsonNull))
-        val before = Json.encodeToString(JsonObject.serializer(), bare).dropLast(1) + ", "
-        val sum = CRC32().apply { update(before.toByteArray()) }.value
-        file.writeText(before + "\"crc32\": \"%08x\"\n}\n".format(sum))
+        val path = copy("chat_format" to JsonNull)
         EdgeModel.open(path).use { model ->
             told<InputException>("has no chat format, so it cannot hold a conversation") { model.chat() }
             val turns = listOf(Message("user", "Hello"), Message("assistant", "Hi"), Message("user", "Again"))
             told<InputException>("it takes one text at a time") { runBlocking { model.generate(turns).toList() } }
             assertTrue(runBlocking { model.generate("Hello", GenerateOptions(2)).toList() }.isNotEmpty())
+        }
+    }
+
+    @Test
+    fun `a model that answers in channels and has no chat format takes raw prompts alone`() {
+        val thinking = JsonObject(mapOf("answer" to JsonPrimitive("<|channel|>final<|message|>")))
+        EdgeModel.open(copy("chat_format" to JsonNull, "thinking" to thinking)).use { model ->
+            told<InputException>("answers in channels") { runBlocking { model.generate("Hello").toList() } }
+            told<InputException>("has no chat format") { model.chat() }
+            assertTrue(runBlocking { model.generate("Hello", GenerateOptions(2), raw = true).toList() }.isNotEmpty())
         }
     }
 

@@ -149,6 +149,10 @@ data class Generation(
     val minLength: Int = 0,
 )
 
+/** What is read of a model's thoughts: the mark of an answer that is a message of a channel, else empty. */
+@Serializable
+data class Thinking(val answer: String = "")
+
 @Serializable
 data class Source(val name: String, val kind: String, val licence: String? = null)
 
@@ -178,6 +182,7 @@ data class Manifest(
     val text: TextFormat? = null,
     val speech: Speech? = null,
     val generation: Generation? = null,
+    val thinking: Thinking? = null,
     val prefill: PrefillGraph? = null,
     val shortRope: Int? = null,
     val segments: List<Segment> = emptyList(),
