@@ -81,7 +81,7 @@ OF_TEXT = {
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
     | {"file", "system", "raw", "date", "speculate", "exact", "batch", "context", "prefill_chunk", "kv", "cluster"}
-    | {"think", "think_tokens", "effort", "json_schema", "regex", "grammar"}
+    | {"think", "think_tokens", "effort", "json_schema", "regex", "grammar", "grammar_sampling"}
     | {"verbose", "no_history"},  # to one answer figures always follow, and no history has its prompt
     "text": ALWAYS | SAMPLING | DRAWING | OF_TEXT | {"file", "context", "exact", "beams", "speculate", "cluster"},
     "speech": ALWAYS | SAMPLING | {"audio", "stdin_pcm", "language", "task", "timestamps", "srt", "vtt"}
