@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from edge.runtime.kernels.library import computes_gguf, find_kernels
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 4}  # of a weight in a bundle, of types that stay floats
 SCALE = 4  # bytes
 TEMPLATES = "tokenizer.chat_template."  # before the name of a chat template
+MATRIX = 2  # dimensions; the matrices of all experts have one more
+OF_EXPERTS = "_exps."  # in the names of what all experts of a layer have, of which a token reads those that it chooses
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
@@ -80,9 +83,15 @@ def summarize(path: Path) -> GgufSummary:
     def number(key: str) -> int | None:
         return header.value(f"{architecture}.{key}", int)
 
-    how = _how(info.type.name for info in header.tensors.values() if len(info.shape) == 2)
+    how = _how(info.type.name for info in header.tensors.values() if len(info.shape) >= MATRIX)
     tokenizer = [header.value(f"tokenizer.ggml.{key}", str) for key in ("model", "pre")]
-    read = [info for name, info in header.tensors.items() if name != EMBEDDING or HEAD not in header.tensors]
+    chosen, experts = number("expert_used_count") or 0, number("expert_count") or 0
+    share = Fraction(chosen, experts) if 0 < chosen <= experts else Fraction(1)
+    read = [
+        (info, share if OF_EXPERTS in name else 1)
+        for name, info in header.tensors.items()
+        if name != EMBEDDING or HEAD not in header.tensors
+    ]
     return GgufSummary(
         str(path),
         sum(info.size for info in header.tensors.values()),
@@ -99,8 +108,8 @@ def summarize(path: Path) -> GgufSummary:
         gguf_settings(header),
         unread_gguf_settings(header),
         _types(header.tensors.values(), how),
-        sum(info.size for info in read),
-        sum(_stored_bytes(info, how) for info in read),
+        int(sum(info.size * part for info, part in read)),
+        int(sum(_stored_bytes(info, how) * part for info, part in read)),
         refusal,
     )
 
@@ -129,7 +138,7 @@ def _types(tensors: Iterable[TensorInfo], how: str) -> list[TypeShare]:
             len(own),
             sum(math.prod(info.shape) for info in own),
             sum(info.size for info in own),
-            _stored(name, how if any(len(info.shape) == 2 for info in own) else "keep"),
+            _stored(name, how if any(len(info.shape) >= MATRIX for info in own) else "keep"),
             sum(_stored_bytes(info, how) for info in own),
         )
         for name, own in by_type.items()
@@ -148,9 +157,9 @@ def _stored(name: str, how: str) -> str:
 def _stored_bytes(info: TensorInfo, how: str) -> int:
     """Bytes of a tensor as a run reads it."""
     weights, name = math.prod(info.shape), info.type.name
-    if name in GGUF_TYPES and len(info.shape) == 2 and how == GGUF:
+    if name in GGUF_TYPES and len(info.shape) >= MATRIX and how == GGUF:
         return info.size
-    if name in FLOAT_BYTES and (how != "int8" or len(info.shape) != 2):
+    if name in FLOAT_BYTES and (how != "int8" or len(info.shape) < MATRIX):
         return weights * FLOAT_BYTES[name]
     bits, block = (FORMS[name].bits, FORMS[name].block_size) if name in FORMS else (8, INT8_BLOCK)
     return weights * bits // 8 + weights // block * SCALE

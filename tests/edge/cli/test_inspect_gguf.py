@@ -116,6 +116,19 @@ def test_an_embedding_is_not_read_for_each_token_where_the_head_is_another_matri
     assert tied["token_bytes"] == tied["bytes"] and found["token_bytes"] < found["bytes"]
 
 
+def test_of_experts_a_token_reads_those_that_it_chooses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read = dict[int, int]()
+    for chosen in (1, 4):
+        model = tiny_model("olmoe", num_experts=4, num_experts_per_tok=chosen, num_key_value_heads=3)
+        path = write_gguf(tmp_path / f"{chosen}.gguf", model, types={"exps": Type.Q4_1})
+        found = inspected(path, capsys)
+        (experts,) = (share for share in found["types"] if share["type"] == "Q4_1")
+        read[chosen] = found["token_bytes"]
+        if find_kernels() is not None:
+            assert experts["stored"] == "as it is, 4 bits" and experts["bundle_bytes"] == experts["bytes"]
+    assert read[4] - read[1] == experts["bytes"] * 3 // 4
+
+
 def test_a_model_that_does_not_run_is_told_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_gguf(tmp_path / "odd.gguf", tiny_model("llama"), leave_out="blk.0.ffn_up.weight")
     assert main(["inspect", str(file)]) == 0
