@@ -45,9 +45,8 @@ def find_family(model_type: str) -> tuple[str, Family]:
     """
     if model_type not in FAMILIES:
         raise ExportError(
-            f"Models of the type {model_type!r} cannot be exported; known families are: {', '.join(known_families())}; "
-            "other decoders are traced where transformers knows them, and code that comes with a checkpoint is never "
-            "run."
+            f"Models of the type {model_type!r} cannot be exported; `edge models families` lists the types that can. "
+            "Code that comes with a checkpoint is never run."
         )
     entry = FAMILIES[model_type]
     family: Family = entry.load().FAMILY
