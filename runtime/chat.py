@@ -62,6 +62,15 @@ class _Said(NamedTuple):
 UNSAID = _Said([], "")
 
 
+def check_chat(options: GenerateOptions) -> None:
+    """Raise InputError where options are none of a chat's answer."""
+    if options.particles > 1:
+        raise InputError(
+            "Aligned sampling draws one of several answers, and a chat goes on with the one that it says; draw by "
+            "masks, or give a prompt."
+        )
+
+
 class Chat:
     """A conversation with a model. `Model.chat` makes one.
 
@@ -229,13 +238,8 @@ class Chat:
         Raises:
             InputError: options that do not go together, or not with a chat.
         """
-        found = self._model.settled(options)
-        if found.particles > 1:
-            raise InputError(
-                "Aligned sampling draws one of several answers, and a chat goes on with the one that it says; draw by "
-                "masks, or ask without a chat."
-            )
-        return found
+        check_chat(options)
+        return self._model.settled(options)
 
     def _turn(self, message: str, options: GenerateOptions, before: int | None = None) -> _Turn:
         """The conversation with this message after its first `before` messages, or after all."""

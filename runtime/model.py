@@ -296,7 +296,8 @@ class Model(Loaded):
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, a drafter that was named, or a bundle that was exported
-        earlier; or where the memory was planned for one. A `width` above 1 is refused there.
+        earlier; or where the memory was planned for one. A `width` above 1 is refused there. So they are where one is
+        drawn of several answers (`grammar_sampling`), which grow in parallel themselves.
 
         Raises:
             InputError: a prompt is empty or longer than the context, named by its number; or as `check_width`.
@@ -372,6 +373,8 @@ class Model(Loaded):
             prefixes=self.prefixes,
             interrupted=options[0].interrupted,
         ):
+            if each.error is not None:
+                raise each.error
             yield each.place, each.whole()
 
     def _width(self, width: int | None) -> int:

@@ -15,13 +15,16 @@ from collections.abc import Generator
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import InputError
 from edge.runtime.batch.answer import Asked, BatchAnswer
 from edge.runtime.batch.grow import grown
 from edge.runtime.decode.answer import Piece, Timings, pieces
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.grammar import Weighed
+from edge.runtime.decode.sampling import greedy
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.prefixes import Prefixes
+from edge.runtime.memory.process import held
 from edge.runtime.text.tokenizer import Text
 
 
@@ -37,11 +40,14 @@ def aligned(
     started_ns: int,
 ) -> Generator[Piece, None, None]:
     """Stream one of `options.particles` answers, once all of them have ended, or an interrupted one without a text.
-    Answers that reached their maximum length are drawn only where all did.
+    Answers that reached their maximum length are drawn only where all did, and none that the form led to a dead end.
 
     Args:
         width, chunk, prefixes: those of `grown`.
         started_ns: `time.perf_counter_ns()` when the answer was asked for.
+
+    Raises:
+        InputError: the form cannot be obeyed. While the answer is made: all came to a dead end.
     """
     random = np.random.default_rng(None if isinstance(options.seed, str) else options.seed)
     seeds = random.integers(1 << 63, size=options.particles)
@@ -49,29 +55,36 @@ def aligned(
         BatchAnswer(i, asked, dataclasses.replace(options, seed=int(seed)), engine, text)
         for i, seed in enumerate(seeds)
     ]
+    timings = Timings(len(asked[0]), simulated=engine.provider.simulated, together=True)
 
     def tokens() -> Generator[int, None, None]:
-        growing = grown(
-            *(engine, text, answers), width=width, chunk=chunk, prefixes=prefixes, interrupted=options.interrupted
-        )
-        if any(each.finish == "interrupted" for each in growing):
-            growing.close()
+        weights, interrupted = np.zeros(len(answers)), options.interrupted
+        for each in grown(engine, text, answers, width=width, chunk=chunk, prefixes=prefixes, interrupted=interrupted):
+            if each.error is not None and not isinstance(each.error, InputError):
+                raise each.error
+            weights[each.place] = _weight(each)
+            each.sampler = greedy  # memory that the others may have
+            held()  # the peak, while the keys and values of all are there
+        if any(each.finish == "interrupted" for each in answers):
             return
-        ended = [each for each in answers if each.finish == "stop"] or answers
-        yield from ended[random.choice(len(ended), p=_shares(ended))].tokens
+        timings.cached_tokens = answers[0].timings.cached_tokens
+        alive = [each for each in answers if each.error is None]
+        if not alive:
+            assert answers[0].error is not None
+            raise answers[0].error
+        ended = [each for each in alive if each.finish == "stop"] or alive
+        yield from _drawn(ended, weights, random).tokens
 
-    timings = Timings(len(asked[0]), simulated=engine.provider.simulated, together=True)
-    yield from pieces(tokens(), text, timings, answers[0].ends, started_ns=started_ns, block=asked[1])
+    return pieces(tokens(), text, timings, answers[0].ends, started_ns=started_ns, block=asked[1])
 
 
-def _shares(answers: list[BatchAnswer]) -> NDArray[np.float64]:
-    """The probability of each answer: its share of all weights."""
-    weights = np.array([_weight(each) for each in answers])
-    shares: NDArray[np.float64] = np.exp(weights - weights.max())
-    shares /= shares.sum()
-    return shares
+def _drawn(answers: list[BatchAnswer], weights: NDArray[np.float64], random: np.random.Generator) -> BatchAnswer:
+    """One of the answers. weights: the logarithm of each one's, by its place."""
+    own = weights[[each.place for each in answers]]
+    shares = np.exp(own - own.max())
+    return answers[random.choice(len(answers), p=shares / shares.sum())]
 
 
 def _weight(answer: BatchAnswer) -> float:
-    assert isinstance(answer.sampler, Weighed), "an answer in a form has no thoughts before it"
+    assert isinstance(answer.sampler, Weighed), "the sampler of one of several answers in a form"
     return answer.sampler.weight

@@ -251,19 +251,20 @@ class Batch:
             if logits is None:  # it was interrupted
                 answer.interrupt()
             else:
-                joined = self._join_alike(answer.prompt, cache)
+                self._join_alike(answer.prompt, cache, joined)
                 self._join(answer, cache)
                 for each in (answer, *joined.values()):
                     _take(each, logits[0], LOGITS)
-        except Exception as e:  # of this text alone
-            self._reading, answer.error = None, e
+        except Exception as e:  # of this text alone, and of those that were to be copies of it
+            self._reading = None
+            for each in (answer, *joined.values()):
+                each.error = e
         caches = [each for each in (cache, *joined) if each in self._slots.caches]
         return self._ended(caches, [answer, *joined.values()])
 
-    def _join_alike(self, prompt: list[int], cache: KVCache) -> dict[KVCache, BatchAnswer]:
+    def _join_alike(self, prompt: list[int], cache: KVCache, joined: dict[KVCache, BatchAnswer]) -> None:
         """Let the answers grow that wait next and have the same prompt, which a cache holds: it is read once for all.
-        Returns them with their caches."""
-        found = dict[KVCache, BatchAnswer]()
+        Enters them in `joined` with their caches."""
         while self._copies and self._waiting and self._waiting[0].prompt == prompt:
             if len(self._growing) + 1 >= self._width:  # beside the one whose prompt was read
                 break
@@ -271,15 +272,14 @@ class Batch:
                 copy = self._cache_of(self._waiting[0])
             except InputError:  # it is refused when its turn comes
                 break
-            answer = self._waiting.popleft()
+            answer = joined[copy] = self._waiting.popleft()
             answer.begin()
             answer.timings.cached_tokens = len(prompt)
             self._slots.join(copy)
             copy.copy(cache)
             if self._fair:
                 self._left[copy] = None
-            self._growing[copy] = found[copy] = answer
-        return found
+            self._growing[copy] = answer
 
     def _piece(self) -> int:
         """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what takes about
@@ -297,8 +297,8 @@ class Batch:
             if prefixes is not None:  # the memory in which it was read, before the slot is its memory
                 self._left[cache] = prefixes.leave(prompt, cache, prefixes.whole(len(prompt)))
             self._slots.join(cache)
-        elif prefixes is not None and self._waiting:
-            prefixes.keep(prompt[: shared(prompt, self._waiting[0].prompt)], cache)
+        elif prefixes is not None:  # for the next prompt, or for one that anybody asks later
+            prefixes.keep(prompt[: shared(prompt, self._waiting[0].prompt)] if self._waiting else prompt, cache)
         self._growing[cache] = answer
 
     def _grow(self) -> list[BatchAnswer]:

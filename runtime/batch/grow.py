@@ -22,15 +22,13 @@ def grown(
     prefixes: Prefixes,
     interrupted: Callable[[], bool],
 ) -> Generator[BatchAnswer, None, None]:
-    """Yield answers as they end, of which up to `width` grow at a time. They begin in their order.
+    """Yield answers as they end, of which up to `width` grow at a time, also those that ended by an error. They begin
+    in their order.
 
     Args:
         chunk: maximum prompt tokens of one step.
         prefixes: texts that the prompts may begin like.
         interrupted: is asked before each step; once it returns True, all answers end where they are.
-
-    Raises:
-        EdgeError: of an answer that cannot go on.
     """
     capacity = max(each.capacity for each in answers)
     width = min(width, len(answers))
@@ -44,9 +42,6 @@ def grown(
             batch.add(answer)
         while not batch.idle:
             ends = interrupted()
-            for answer in batch.interrupt() if ends else batch.step():
-                if answer.error is not None:
-                    raise answer.error
-                yield answer
+            yield from batch.interrupt() if ends else batch.step()
             if ends:
                 return

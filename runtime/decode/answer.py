@@ -48,7 +48,7 @@ class Timings:
     forced_tokens: int = 0  # which were the only ones that a form allowed, and ran together in one step
     speculation: Figures | None = None  # where drafts were verified
     simulated: bool = False  # the device, by a provider: its times are no figures, and results have none
-    together: bool = False  # tokens of beams, which come several at a time: there is no rate either
+    together: bool = False  # tokens of beams, or of one of several answers: they come together, and there is no rate
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -228,12 +228,12 @@ def _known(
 
 
 def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:
-    """Return the sampler of an answer to `prompt`. It also closes thoughts that have reached their maximum length."""
+    """Return the sampler of an answer to `prompt`; without a form it closes thoughts at their maximum length, too."""
     sampler = make_sampler(options, prompt)
     if options.form is not None:
         from edge.runtime.decode.grammar import formed
 
-        sampler = formed(sampler, options, prompt, text)
+        return formed(sampler, options, prompt, text)
     return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
 
 

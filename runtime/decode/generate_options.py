@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,8 @@ def _grammar_sampling(value: Any) -> str:
     name, colon, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     if value == MASKS or (name == ALIGNED and not colon):
         return str(value)
-    if name == ALIGNED and number.isascii() and number.isdecimal() and 2 <= int(number[:4]) <= MOST_PARTICLES:
-        return f"{ALIGNED}:{int(number[:4])}"
+    if name == ALIGNED and re.fullmatch(r"[1-9][0-9]?", number) and 2 <= int(number) <= MOST_PARTICLES:
+        return str(value)
     what = f"{MASKS}, {ALIGNED}, or {ALIGNED}:N with N from 2 to {MOST_PARTICLES}"
     raise refused("grammar sampling", what, value)
 
@@ -158,12 +159,14 @@ class GenerateOptions(SamplingOptions):
         return 1 if name == MASKS else int(number or PARTICLES)
 
     def settled(self, given: Generation | None) -> Self:
+        """As of `SamplingOptions`; InputError also where one of several answers is to be drawn and none is drawn, or
+        without a form."""
         found = super().settled(given)
         if found.particles > 1 and found.form is None:
             raise InputError(NO_FORM)
         if found.particles > 1 and not found.temperature:
             raise InputError(
                 "Aligned sampling draws an answer as likely as the model finds it, and at temperature 0 none is drawn; "
-                "set a temperature above 0, or leave it out."
+                "set a temperature above 0, or draw by masks."
             )
         return found

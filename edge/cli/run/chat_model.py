@@ -42,6 +42,10 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
         from edge.runtime.model import Model
 
         options = GenerateOptions(**taken(given, GenerateOptions), interrupted=interrupted)
+        if chats:
+            from edge.runtime.chat import check_chat
+
+            check_chat(options)
         settled(options, bundle.manifest, raw=bool(given.raw))  # what does not go together, before anything is read
         model = loading.model()
         assert isinstance(model, Model)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import re
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +18,7 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
-from edge.runtime.batch import aligned as module
+from edge.manifest import Thinking
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.model import Model
@@ -34,8 +37,15 @@ def model(pristine_tiny_bundle: Bundle) -> Model:
 def answers(model: Model, monkeypatch: pytest.MonkeyPatch, prompt: str, **options: Any) -> list[BatchAnswer]:
     """The answers of which one is drawn."""
     made: list[BatchAnswer] = []
+
+    def kept(self: BatchAnswer, *given: Any, **more: Any) -> None:
+        init(self, *given, **more)
+        self.weighed = self.sampler
+        made.append(self)
+
+    init = BatchAnswer.__init__
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_shares", lambda given: made.extend(given) or np.full(len(given), 1 / len(given)))
+        patch.setattr(BatchAnswer, "__init__", kept)
         model.generate(prompt, **{"grammar_sampling": "aligned"} | FORM | options)
     return made
 
@@ -69,16 +79,24 @@ def test_weights_are_what_the_masks_left(model: Model, monkeypatch: pytest.Monke
     assert len(found) == 8 and len({tuple(each.tokens) for each in found}) > 1
     for each in found:
         wanted = log_weight(model, prompt, each.tokens, temperature, lambda _, allowed: allowed)
-        assert each.sampler.weight == pytest.approx(wanted, abs=1e-3)
+        assert each.weighed.weight == pytest.approx(wanted, abs=1e-3)
 
 
-def test_what_options_leave_out_counts_too(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def best(row: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-        return allowed[np.argsort(-row[allowed])[:2]]
+def _best(row: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    return allowed[np.argsort(-row[allowed])[:2]]
 
+
+def _likely(row: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    return allowed[row[allowed] >= row[allowed].max() + np.log(0.5)]
+
+
+@pytest.mark.parametrize(("options", "best"), [({"top_k": 2}, _best), ({"min_p": 0.5}, _likely)])
+def test_what_options_leave_out_counts_too(
+    model: Model, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], best: Any
+) -> None:
     prompt = model.prompt_ids("The moon")
-    for each in answers(model, monkeypatch, "The moon", top_k=2):
-        assert each.sampler.weight == pytest.approx(log_weight(model, prompt, each.tokens, 1.0, best), abs=1e-3)
+    for each in answers(model, monkeypatch, "The moon", **options):
+        assert each.weighed.weight == pytest.approx(log_weight(model, prompt, each.tokens, 1.0, best), abs=1e-3)
 
 
 def test_texts_come_as_often_as_the_model_would_say_them(model: Model) -> None:
@@ -142,6 +160,56 @@ def test_answers_that_end_go_before_those_that_were_cut_off(model: Model, monkey
     assert cut.finish_reason == "length" and cut.generated_tokens == 3
 
 
+def test_a_dead_end_is_an_answer_that_nobody_draws(model: Model) -> None:
+    """A lexer does not see that no letter is two others at once before it is there."""
+    form = {"grammar": 'start: "moon" X | "tide"\nX: /a/ & /b/', "regex": None}
+    ends = set()
+    for seed in range(8):
+        try:
+            ends.add(model.generate("The moon", **FORM | form, seed=seed).text)
+        except InputError:
+            ends.add("error")
+    assert ends == {"tide", "error"}
+    for seed in range(8):
+        assert model.generate("The moon", **FORM | form, seed=seed, grammar_sampling="aligned:16").text == "tide"
+
+
+def test_where_all_came_to_a_dead_end_it_is_said(model: Model) -> None:
+    form = {"grammar": 'start: ("moon" | "tide") X\nX: /a/ & /b/', "regex": None}
+    with pytest.raises(InputError, match="form that it is to have"):
+        model.generate("The moon", **FORM | form, grammar_sampling="aligned")
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        Thinking("<think>", "</think>"),
+        Thinking("<think>", "</think>", default=False),
+        Thinking("<think>", "</think>", words=["/think", "/no_think"]),
+        Thinking("<think>", "</think>", variable="enable_thinking"),
+    ],
+)
+@pytest.mark.parametrize("how", ["masks", "aligned"])
+def test_models_that_may_think_answer_in_the_form_at_once(
+    pristine_tiny_bundle: Bundle, marks: Thinking, how: str
+) -> None:
+    manifest = dataclasses.replace(pristine_tiny_bundle.manifest, thinking=marks)
+    model = edge.load(pristine_tiny_bundle.root, kind=Model, speculate="off")
+    model.bundle = dataclasses.replace(model.bundle, manifest=manifest)
+    for more in ({}, {"max_tokens": None}, {"think_tokens": 2}):
+        found = model.generate("The moon", **FORM | more, grammar_sampling=how)
+        assert found.finish_reason == "stop" and re.fullmatch(WORDS, found.text) and found.thoughts is None
+
+
+def test_a_prompt_is_not_read_again_by_the_next_call(pristine_tiny_bundle: Bundle) -> None:
+    model = edge.load(pristine_tiny_bundle.root, kind=Model, speculate="off")
+    prompt, known = "The library opens at nine and the garden at ten. " * 3, []
+    for seed in range(3):
+        stream = model.stream(prompt, **FORM, seed=seed, grammar_sampling="aligned")
+        known.append([*stream][-1].timings.cached_tokens)
+    assert known == [0, *[len(model.prompt_ids(prompt)) - 1] * 2]
+
+
 def test_an_interrupted_one_has_no_text(model: Model) -> None:
     asked = iter([False, False, True] + [True] * 99)
     found = model.generate("The moon", **FORM, grammar_sampling="aligned", interrupted=lambda: next(asked))
@@ -162,15 +230,25 @@ def test_where_nothing_is_drawn_it_is_refused(model: Model, options: dict[str, A
         model.generate("The moon", **FORM | options, grammar_sampling="aligned")
 
 
-@pytest.mark.parametrize("value", ["exact", "aligned:1", "aligned:65", "aligned:", "aligned:x", "masks:2", 3, None])
+@pytest.mark.parametrize(
+    "value",
+    ["exact", "aligned:1", "aligned:65", "aligned:", "aligned:08", "aligned:0064999", "aligned:x", "masks:2", 3, None],
+)
 def test_other_ways_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match="grammar sampling must be masks, aligned, or aligned:N"):
         GenerateOptions(grammar_sampling=value)
 
 
-def test_a_chat_refuses_it(model: Model) -> None:
-    with pytest.raises(InputError, match="a chat goes on with the one that it says"):
-        model.chat().stream("The moon", **FORM, grammar_sampling="aligned")
+def test_a_chat_refuses_it(model: Model, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "a chat goes on with the one that it says"
+    for form in (FORM, {}):
+        with pytest.raises(InputError, match=why):
+            model.chat().stream("The moon", **form, grammar_sampling="aligned")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    drawn = ["--regex", WORDS, "--temperature", "1", "--grammar-sampling", "aligned"]
+    assert main(["run", str(model.bundle.root), *drawn]) == 2
+    assert why in capfd.readouterr().err
 
 
 def test_the_command_draws_by_it(

@@ -17,7 +17,9 @@ from edge.cli.main import main
 from edge.errors import InputError
 from edge.manifest import Graph
 from edge.runtime.batch import batch
+from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.decode.generate_options import GenerateOptions
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.slots import Slots
 from edge.runtime.model import Model
@@ -89,6 +91,36 @@ def test_a_prompt_that_several_answers_have_is_read_once(
     assert [each.token_ids for each in together] == [each.token_ids for each in alone]
     assert len({each.text for each in together}) > 1 and len(sizes) == reads
     assert all(each.prefill_tokens_per_s is None or each.prefill_tokens_per_s > 0 for each in together)
+
+
+@pytest.mark.parametrize("fair", [False, True])
+@pytest.mark.parametrize("fails", [1, 2, None])
+def test_answers_that_cannot_have_a_copy_of_a_prompt_end_alone(
+    by_layer: Bundle, monkeypatch: pytest.MonkeyPatch, fair: bool, fails: int | None
+) -> None:
+    model, copies, copy = loaded(by_layer), [0], KVCache.copy
+
+    def failing(self: KVCache, other: KVCache) -> None:
+        copies[0] += 1
+        if copies[0] == fails:
+            raise MemoryError
+        copy(self, other)
+
+    monkeypatch.setattr(KVCache, "copy", failing)
+    options = [GenerateOptions(max_tokens=1 + n % 3, temperature=1.5, seed=n) for n in range(6)]
+    asked = model.asked(PROMPTS[1])
+    answers = [BatchAnswer(n, asked, each, model.engine, model.text) for n, each in enumerate(options)]
+    growing = batch.Batch(model.engine, model.text, capacity=200, width=4, chunk=8, fair=fair, prefixes=model.prefixes)
+    for each in answers:
+        growing.add(each)
+    ended = []
+    while not growing.idle:
+        ended += growing.step()
+    assert sorted(each.place for each in ended) == [*range(6)]
+    assert sum(each.error is not None for each in answers) == (0 if fails is None else fails + 1)
+    for each in answers:
+        if each.error is None:
+            assert each.tokens == model.generate(PROMPTS[1], options[each.place]).token_ids
 
 
 def test_answers_of_skipdecode_that_fall_at_another_pace_wait(by_layer: Bundle) -> None:
