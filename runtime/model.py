@@ -243,15 +243,9 @@ class Model(Loaded):
         if options.particles > 1:
             from edge.runtime.batch.aligned import aligned
 
-            return Stream(
-                aligned(
-                    *(engine, self.text, (ids, block), options),
-                    width=self._width(None),
-                    chunk=self.prefill_chunk,
-                    prefixes=self.prefixes,
-                    started_ns=started,
-                )
-            )
+            where = {"chunk": self.prefill_chunk, "started_ns": started}
+            common = engine, self.text, (ids, block), options, self.prefixes
+            return Stream(aligned(*common, width=self._width(None), **where))
         cache = engine.new_cache(min(engine.context, len(ids) + ends_of(options, engine.context, block).most))
         made = answer(
             *(engine, self.text, cache, ids, options),
@@ -296,8 +290,8 @@ class Model(Loaded):
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, a drafter that was named, or a bundle that was exported
-        earlier; or where the memory was planned for one. A `width` above 1 is refused there. So they are where one is
-        drawn of several answers (`grammar_sampling`), which grow in parallel themselves.
+        earlier; or where the memory was planned for one. A `width` above 1 is refused there. So they are, each by
+        several answers side by side, with aligned sampling.
 
         Raises:
             InputError: a prompt is empty or longer than the context, named by its number; or as `check_width`.

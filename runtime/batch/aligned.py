@@ -33,17 +33,17 @@ def aligned(
     text: Text,
     asked: Asked,
     options: GenerateOptions,
+    prefixes: Prefixes,
     *,
     width: int,
     chunk: int,
-    prefixes: Prefixes,
     started_ns: int,
 ) -> Generator[Piece, None, None]:
     """Stream one of `options.particles` answers, once all of them have ended, or an interrupted one without a text.
     Answers that reached their maximum length are drawn only where all did, and none that the form led to a dead end.
 
     Args:
-        width, chunk, prefixes: those of `grown`.
+        prefixes, width, chunk: those of `grown`.
         started_ns: `time.perf_counter_ns()` when the answer was asked for.
 
     Raises:
