@@ -243,9 +243,8 @@ class Model(Loaded):
         if options.particles > 1:
             from edge.runtime.batch.aligned import aligned
 
-            where = {"chunk": self.prefill_chunk, "started_ns": started}
-            common = engine, self.text, (ids, block), options, self.prefixes
-            return Stream(aligned(*common, width=self._width(None), **where))
+            made_of, width = (engine, self.text, (ids, block), options, self.prefixes), self._width(None)
+            return Stream(aligned(*made_of, width=width, chunk=self.prefill_chunk, started_ns=started))
         cache = engine.new_cache(min(engine.context, len(ids) + ends_of(options, engine.context, block).most))
         made = answer(
             *(engine, self.text, cache, ids, options),
