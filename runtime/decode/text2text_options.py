@@ -24,6 +24,7 @@ from edge.runtime.decode.generate_options import (
     INTERRUPTED,
     INTERRUPTED_HELP,
     LENGTH,
+    MASKS,
     MAX_TOKENS,
     STOP,
     GenerateOptions,
@@ -192,6 +193,6 @@ def options_of(options: Text2TextOptions | GenerateOptions | None) -> Text2TextO
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     if [given.pop(name) for name in ("think", "think_tokens", "effort")] not in ([None] * 3, [False, None, None]):
         raise InputError("A model from text to text does not think first; leave that option out.")
-    if [given.pop(form) for form in FORMS] != [None] * len(FORMS):
+    if [given.pop(form) for form in FORMS] != [None] * len(FORMS) or given.pop("grammar_sampling") != MASKS:
         raise InputError("A model from text to text gives no answer in a form; leave the form out.")
     return Text2TextOptions(**given)

@@ -280,6 +280,9 @@ def test_options_of_a_decoder_serve_as_well(tmp_path: Path) -> None:
     model, _ = fake_text2text(tmp_path)
     assert model.generate("hello", GenerateOptions(max_tokens=2)).text == "HE"
     assert collect(model.stream("hello", GenerateOptions(stop=["L"]))).text == "HE"
+    for given in ({"regex": "a"}, {"regex": "a", "grammar_sampling": "aligned"}, {"grammar_sampling": "aligned"}):
+        with pytest.raises(InputError, match="gives no answer in a form"):
+            model.generate("hello", GenerateOptions(**given))
 
 
 @pytest.mark.parametrize(
