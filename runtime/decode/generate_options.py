@@ -56,13 +56,12 @@ def _content(path: str) -> str:
 
 def _grammar_sampling(value: Any) -> str:
     """The check of how answers in a given form are drawn."""
-    name, colon, number = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if value == MASKS or (name == ALIGNED and not colon):
-        return str(value)
-    if name == ALIGNED and re.fullmatch(r"[1-9][0-9]?", number) and 2 <= int(number) <= MOST_PARTICLES:
-        return str(value)
-    what = f"{MASKS}, {ALIGNED}, or {ALIGNED}:N with N from 2 to {MOST_PARTICLES}"
-    raise refused("grammar sampling", what, value)
+    if isinstance(value, str):
+        name, _, number = value.partition(":")
+        several = name == ALIGNED and re.fullmatch(r"[1-9][0-9]?", number) and 2 <= int(number) <= MOST_PARTICLES
+        if value in (MASKS, ALIGNED) or several:
+            return str(value)
+    raise refused("grammar sampling", f"{MASKS}, {ALIGNED}, or {ALIGNED}:N with N from 2 to {MOST_PARTICLES}", value)
 
 
 @dataclass(frozen=True)

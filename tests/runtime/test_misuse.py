@@ -63,7 +63,7 @@ def model(pristine_tiny_bundle: Bundle) -> edge.Model:
 def assert_goes_on_rightly(chat: Chat) -> None:
     """The next answer is what the model says that reads the whole conversation anew."""
     model, options = chat._model, edge.GenerateOptions(max_tokens=12)
-    prompt = chat._turn("And now?", None).tokens
+    prompt = chat._turn("And now?", options).tokens
     cache = model.engine.new_cache()
     wanted = collect(answer(model.engine, model.text, cache, prompt, options, chunk=512, started_ns=0)).token_ids
     assert chat.generate("And now?", options).token_ids == wanted

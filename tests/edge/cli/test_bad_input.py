@@ -272,13 +272,13 @@ def test_a_block_size_for_weights_without_blocks(not_exported: Refused, checkpoi
 
 
 def test_an_unknown_family_names_the_command_that_lists_the_known_ones(
-    not_exported: Refused, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    not_exported: Refused, checkpoint: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     configure(checkpoint, {"model_type": "unheard_of"})
     sentence = not_exported(checkpoint)
     assert "unheard_of" in sentence and "`edge models families`" in sentence
     assert main(["models", "families"]) == 0
-    listed = capsys.readouterr().out
+    listed = capfd.readouterr().out
     assert "llama" in listed and "qwen3" in listed and "unheard_of" not in listed
 
 
