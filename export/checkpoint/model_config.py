@@ -103,10 +103,12 @@ def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> 
 
 
 def _check_experts(config: Mapping[str, Any], where: str) -> None:
-    """Raise CheckpointError if no model has so many experts, or fewer than a token chooses."""
+    """Raise CheckpointError if no model has so many experts, or fewer than a token chooses, where the configuration
+    calls that as most do."""
+    chosen = config.get("num_experts_per_tok", 1) or 0
     for name in _EXPERTS:
         if isinstance(count := config.get(name), int) and count != 0:
-            check_experts(where, count, config.get("num_experts_per_tok") or 0, config["num_hidden_layers"])
+            check_experts(where, count, chosen, config["num_hidden_layers"])
 
 
 # The number of a classifier's labels, which transformers makes a name each for; and how weights were quantized, which
