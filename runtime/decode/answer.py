@@ -229,11 +229,11 @@ def _known(
 
 def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:
     """Return the sampler of an answer to `prompt`; without a form it closes thoughts at their maximum length, too."""
-    sampler = make_sampler(options, prompt)
     if options.form is not None:
         from edge.runtime.decode.grammar import formed
 
-        return formed(sampler, options, prompt, text)
+        return formed(options, prompt, text)
+    sampler = make_sampler(options, prompt)
     return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
 
 

@@ -22,7 +22,7 @@ from edge.extras import needing
 from edge.runtime.decode.form import NOTHING, REGEX, SCHEMA, Form, refused, sentence
 from edge.runtime.decode.rules import make_processors
 from edge.runtime.decode.rules.rule import Processor, RuleSettings
-from edge.runtime.decode.sampling import Categorical, Sampler, processed
+from edge.runtime.decode.sampling import Categorical, Sampler, make_sampler, processed
 
 if TYPE_CHECKING:
     from edge.runtime.decode.generate_options import GenerateOptions
@@ -49,12 +49,12 @@ _COMPILED = WeakKeyDictionary["Text", "WeakValueDictionary[Form, _Compiled]"]()
 _MAKING = threading.Lock()
 
 
-def formed(sampler: Sampler, options: GenerateOptions, prompt: Sequence[int], text: Text) -> Sampler:
-    """The sampler of an answer to `prompt` that has the form of the options. sampler: that of one without a form, of
-    these options. Where one of several answers is drawn, it is `Weighed`. Errors are those of `constrained`."""
+def formed(options: GenerateOptions, prompt: Sequence[int], text: Text) -> Sampler:
+    """The sampler of an answer to `prompt` that has the form of the options. Where one of several answers is drawn, it
+    is `Weighed`. Errors are those of `constrained`."""
     assert options.form is not None
     if options.particles == 1:
-        return constrained(sampler, text, options.form)
+        return constrained(make_sampler(options, prompt), text, options.form)
     settings = RuleSettings(options, begin=len(prompt), source=prompt)
     draw = Categorical(settings)
     allowing = constrained(draw, text, options.form)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from edge.errors import ExportError
-from edge.export.facts.family import GGUF, LlamaLike, Norms
+from edge.export.facts.family import GGUF, Family, LlamaLike, Norms
 from edge.export.facts.gguf_changes import AS_IT_IS, Change, decay_of_logarithm, in_turns
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.facts.mixers import GatedDelta, Places
@@ -146,14 +146,29 @@ DELTA_NAMES = {
 }
 DELTA_BARE = {"ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias"}
 GGUF_NAMES = {**DELTA_NAMES, "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
-FAMILY = llama_like(
-    layers,
-    norms=NORMS,
-    gguf=GGUF(
-        gguf,
-        names=GGUF_NAMES,
-        bare=DELTA_BARE,
-        unread=lambda config: unread(config, layers(config)),
-        changes=changes,
-    ),
-)
+
+
+def family(
+    layers: Callable[[Any], LlamaLike],
+    read: Callable[[Metadata], dict[str, Any]],
+    names: Mapping[str, str],
+    changes: Callable[[Any], dict[str, Change]],
+    *,
+    experts: bool = False,
+) -> Family:
+    """A family whose layers attend or have the gated delta rule, in turns. read, names, changes: see `GGUF`."""
+    return llama_like(
+        layers,
+        norms=NORMS,
+        gguf=GGUF(
+            read,
+            names=names,
+            bare=DELTA_BARE,
+            unread=lambda config: unread(config, layers(config)),
+            changes=changes,
+            experts=experts,
+        ),
+    )
+
+
+FAMILY = family(layers, gguf, GGUF_NAMES, changes)

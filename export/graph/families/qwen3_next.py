@@ -7,13 +7,12 @@ from typing import Any
 
 from edge.errors import ExportError
 from edge.export.facts.experts import Experts
-from edge.export.facts.family import GGUF, LlamaLike
+from edge.export.facts.family import LlamaLike
 from edge.export.facts.gguf_changes import Change
 from edge.export.facts.gguf_metadata import Metadata
 from edge.export.facts.mixers import GatedDelta
 from edge.export.graph.families import qwen3_5
-from edge.export.graph.families.qwen3_5 import NORMS, in_all_layers, in_turns_with_attention, mixer_of
-from edge.export.graph.llama_like import llama_like
+from edge.export.graph.families.qwen3_5 import in_all_layers, in_turns_with_attention, mixer_of
 
 NAME = "qwen3_next"
 TRAITS = {"gguf": "qwen3next"}
@@ -85,15 +84,4 @@ GGUF_NAMES = {
     "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_in": "linear_attn.in_proj_qkvz",  # in files of older converters, which left it in one
 }
-FAMILY = llama_like(
-    layers,
-    norms=NORMS,
-    gguf=GGUF(
-        gguf,
-        names=GGUF_NAMES,
-        bare=qwen3_5.DELTA_BARE,
-        unread=lambda config: qwen3_5.unread(config, layers(config)),
-        changes=changes,
-        experts=True,
-    ),
-)
+FAMILY = qwen3_5.family(layers, gguf, GGUF_NAMES, changes, experts=True)
