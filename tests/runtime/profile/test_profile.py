@@ -53,7 +53,7 @@ def nothing_else_running() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def measured(pristine_tiny_bundle: Bundle) -> Profile:
     with nothing_else_running():
-        return profile(pristine_tiny_bundle.root, ProfileOptions(seconds=15))
+        return profile(pristine_tiny_bundle.root, ProfileOptions(seconds=40))
 
 
 def test_a_profile_has_every_figure(measured: Profile, pristine_tiny_bundle: Bundle) -> None:
