@@ -6,6 +6,7 @@ B is the number of sequences, S the number of new tokens of each, E the number o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,14 +60,40 @@ class ExpertMatrix(nn.Module):
         return self
 
 
-def _bias(weights: Weights, block: str, count: int, members: Sequence[str]) -> nn.Parameter:
-    """The biases [E, rows] of the experts' matrices, those of `members` in turns."""
-    names = [expert_name(block, i, member, "bias") for i in range(count) for member in members]
+class SomeExperts(NamedTuple):
+    """Experts of one format.
+
+    members: their numbers among all. matrices: gate and up in turns, and down; or all three, of a GGUF file. biases:
+    of gate and up in turns, and of down; or none.
+    """
+
+    members: Sequence[int]
+    matrices: Sequence[ExpertMatrix]
+    biases: Sequence[nn.Parameter]
+
+
+class _Part(nn.Module):
+    """Experts of one format as a module, which gives itself: its parameters are the graph's from then on."""
+
+    def __init__(self, members: Sequence[int], stored: Sequence[Stored], biases: Sequence[nn.Parameter]):
+        super().__init__()
+        self._members, self._biases = members, biases
+        self.matrices = nn.ModuleList([ExpertMatrix(each, len(members)) for each in stored])
+        if biases:
+            self.gate_up_bias, self.down_bias = biases
+
+    def forward(self, op: Lowering) -> SomeExperts:
+        return SomeExperts(self._members, [matrix(op) for matrix in self.matrices], self._biases)
+
+
+def _bias(weights: Weights, block: str, experts: Sequence[int], members: Sequence[str], suffix: str) -> nn.Parameter:
+    """The biases [E, rows] of experts' matrices, those of `members` in turns."""
+    names = [expert_name(block, i, member, "bias") for i in experts for member in members]
 
     def in_turns(values: NDArray[np.float32]) -> NDArray[np.float32]:
-        return values.reshape(count, len(members), -1).swapaxes(1, 2).reshape(count, -1)
+        return values.reshape(len(experts), len(members), -1).swapaxes(1, 2).reshape(len(experts), -1)
 
-    return weights.vector(names, f"{block}.experts.{'_'.join(members)}.bias", "experts", in_turns)
+    return weights.vector(names, f"{block}.experts.{'_'.join(members)}.bias{suffix}", "experts", in_turns)
 
 
 class MixtureOfExperts(nn.Module):
@@ -86,10 +113,7 @@ class MixtureOfExperts(nn.Module):
         self.router_bias = weights.vector([of_router], of_router, "router") if sizes.biased else None
         bias = None if sizes.bias is None else f"{name}.{sizes.bias}"
         self.bias = None if bias is None else weights.vector([bias], bias, "router")
-        self.matrices = nn.ModuleList([ExpertMatrix(each, sizes.count) for each in _stored(weights, name, sizes.count)])
-        self.gate_up_bias, self.down_bias = (
-            _bias(weights, name, sizes.count, members) if sizes.biased else None for members in MEMBERS
-        )
+        self.parts = nn.ModuleList([*_parts(weights, name, sizes)])
 
     def forward(self, op: Lowering, x: Value) -> Value:
         """Compute [B, S, H] from [B, S, H]."""
@@ -101,8 +125,7 @@ class MixtureOfExperts(nn.Module):
             scores = chances = op.Sigmoid(scores)
             if self.bias is not None:
                 scores = op.Add(scores, self.bias)
-        biases = [bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None]
-        made = op.experts(x, scores, chances, self.sizes, [matrix(op) for matrix in self.matrices], biases)
+        made = op.experts(x, scores, chances, self.sizes, [part(op) for part in self.parts])
         return scaled(op, made, self.sizes.scale, "experts_scale")
 
 
@@ -121,19 +144,30 @@ class SharedExpert(nn.Module):
         return op.Add(self.experts(op, x), made)
 
 
-def _stored(weights: Weights, block: str, count: int) -> list[Stored]:
-    """The matrices of all experts: the gates', whose rows stand in turns with those of up, and down's; or all three,
-    where they stay as a GGUF file has them."""
-    if weights.has(stack_name(block, GATE)):
-        return [weights.matrix(stack_name(block, member), "experts") for member in EXPERT_PROJECTIONS]
-    # One size for both: the operator takes no other.
-    size = weights.finest_block([expert_name(block, 0, member) for member in EXPERT_PROJECTIONS])
-    return [
-        weights.in_turns(
-            [[expert_name(block, i, member) for member in members] for i in range(count)],
-            f"{block}.experts.{'_'.join(members)}",
-            "experts",
-            size,
+def _parts(weights: Weights, block: str, sizes: Experts) -> list[_Part]:
+    """The experts of a block, those whose matrices are of one format together."""
+    everyone = range(sizes.count)
+    found: dict[tuple[int, ...], list[Stored]] = {}
+    if weights.has(stack_name(block, GATE)):  # as a GGUF file has them
+        found[tuple(everyone)] = [weights.matrix(stack_name(block, member), "experts") for member in EXPERT_PROJECTIONS]
+    else:
+        # One size for both: the operator takes no other.
+        size = weights.finest_block([expert_name(block, 0, member) for member in EXPERT_PROJECTIONS])
+        for members in MEMBERS:
+            names = [[expert_name(block, i, member) for member in members] for i in everyone]
+            stored_as = f"{block}.experts.{'_'.join(members)}"
+            for experts, stored in weights.in_turns(names, stored_as, "experts", size).items():
+                found.setdefault(experts, []).append(stored)
+    if any(len(stored) < len(MEMBERS) for stored in found.values()):
+        raise ExportError(
+            f"{block} has experts whose matrices are of several formats, which no operator computes; choose --weights "
+            "int8."
         )
-        for members in MEMBERS
-    ]
+
+    def biases(experts: Sequence[int]) -> list[nn.Parameter]:
+        if not sizes.biased:
+            return []
+        suffix = f".{experts[0]}" if len(found) > 1 else ""
+        return [_bias(weights, block, experts, members, suffix) for members in MEMBERS]
+
+    return [_Part(experts, stored, biases(experts)) for experts, stored in found.items()]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge.export.facts.experts import Experts
     from edge.export.facts.family import Heads
     from edge.export.graph.blocks import Step
-    from edge.export.graph.experts import ExpertMatrix
+    from edge.export.graph.experts import SomeExperts
     from edge.export.graph.linear import Embedding, Linear
 
 Value = ir.Value
@@ -232,12 +232,11 @@ class Lowering(OpBuilder, ABC):
         scores: Value,
         weights: Value | None,
         sizes: Experts,
-        matrices: Sequence[ExpertMatrix],
-        biases: Sequence[Value],
+        parts: Sequence[SomeExperts],
     ) -> Value:
         """What the experts with the highest scores make of each token, added up with their weights: [B, S, H] to the
-        same. scores [B, S, E]; weights: of the same shape; None: the softmax of the scores. matrices: gate and up in
-        turns, and down; or all three, of a GGUF file. biases: of gate and up in turns, and of down; or none."""
+        same. scores [B, S, E]; weights: of the same shape; None: the softmax of the scores. parts: all experts, those
+        of one format together."""
         raise ExportError(NO_EXPERTS)
 
     # Activations

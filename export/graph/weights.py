@@ -110,6 +110,7 @@ class Weights:
         self._matrices = matrices
         self._writer = writer
         self._stored: dict[str, Stored] = {}
+        self._in_turns: dict[str, dict[tuple[int, ...], Stored]] = {}
         self._tallies: dict[str, Tally] = {}
         self._counted: set[str] = set()  # the vectors among the tallies
         self._paired: dict[str, int] = {}
@@ -157,21 +158,32 @@ class Weights:
         blocks = [part.block_size if isinstance(part, QTensor) else 0 for part in map(self._matrix, names)]
         return min(blocks) or None
 
-    def in_turns(self, names: Sequence[Sequence[str]], stored_as: str, group: str, block: int | None = None) -> Stored:
-        """Store matrices as one, in which the rows of those of each list stand in turns. block: of integers, which may
-        be smaller than they are in. ExportError if they are not all of one format."""
-        if stored_as in self._stored:
-            return self._stored[stored_as]
-        parts, formats = list[Weight](), set[tuple[Any, ...]]()
-        for together in names:
+    def in_turns(
+        self, names: Sequence[Sequence[str]], stored_as: str, group: str, block: int | None = None
+    ) -> dict[tuple[int, ...], Stored]:
+        """Store matrices as one for each format among them, in which the rows of those of each list stand in turns.
+
+        block: of integers, which may be smaller than they are in. Returns each by the places of its lists in `names`.
+        ExportError if those of a list are not of one format.
+        """
+        if stored_as in self._in_turns:
+            return self._in_turns[stored_as]
+        parts: dict[tuple[Any, ...], dict[int, Weight]] = {}
+        for i, together in enumerate(names):
             matrices = [in_blocks(self._matrix(name), block) for name in together]
-            formats.update(map(_format, matrices))
-            if len(formats) > 1:
+            form, *others = {_format(matrix) for matrix in matrices}
+            if others:
                 raise ExportError(
                     f"{stored_as} is of several formats, which no operator computes; choose --weights int8."
                 )
-            parts.append(in_turns(matrices))
-        return self._store(stored_as, stack_rows(parts), group)
+            parts.setdefault(form, {})[i] = in_turns(matrices)
+        made: dict[tuple[int, ...], Stored] = {}
+        while parts:
+            of_form = parts.pop(next(iter(parts)))
+            suffix = f".{next(iter(of_form))}" if parts or made else ""
+            made[tuple(of_form)] = self._store(f"{stored_as}{suffix}", stack_rows([*of_form.values()]), group)
+        self._in_turns[stored_as] = made
+        return made
 
     def matrix(self, name: str, group: str) -> Stored:
         return self.matrices([name], name, group)[0]

@@ -13,8 +13,9 @@ An encoder-decoder's decoder is small enough to try: D is measured with the floa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Any
 
@@ -37,8 +38,6 @@ _ROWS = 128  # of logits computed at a time: bounds memory
 
 EIGHT = Format(8, INT8_BLOCK)
 TOKENS = 256  # of an encoder-decoder's answers, about, that D is measured on: their logits stay in memory
-
-_NO_STEP = (0.0, None, None)
 
 Read = Callable[[str], NDArray[np.float32]]
 
@@ -70,19 +69,28 @@ def choose(units: Sequence[Unit], room: float = math.inf, enough: float = 0.0) -
     if room < 0:
         return None
 
-    def steps(unit: Unit) -> Iterator[tuple[float, Unit, Format]]:
+    def best(unit: Unit) -> tuple[float, Format] | None:
+        """The step that saves most for each bit, of those for which there is room; what it saves first."""
         now = chosen[unit]
-        for after, harm in unit.harms.items():
-            more = unit.costs[after] - unit.costs[now]
-            if 0 < more <= room and harm < unit.harms[now]:
-                yield (unit.harms[now] - harm) / more, unit, after
+        more = {form: unit.costs[form] - unit.costs[now] for form in unit.harms}
+        saved = {form: unit.harms[now] - harm for form, harm in unit.harms.items()}
+        steps = [(saved[form] / bits, form) for form, bits in more.items() if 0 < bits <= room and saved[form] > 0]
+        return max(steps, key=itemgetter(0), default=None)
 
-    while sum(unit.harms[now] for unit, now in chosen.items()) > enough:
-        _, best, after = max((step for unit in units for step in steps(unit)), key=itemgetter(0), default=_NO_STEP)
-        if best is None or after is None:
-            break
-        room -= best.costs[after] - best.costs[chosen[best]]
-        chosen[best] = after
+    def waiting(i: int) -> list[tuple[float, int, Format]]:
+        found = best(units[i])
+        return [] if found is None else [(-found[0], i, found[1])]
+
+    heap = [each for i in range(len(units)) for each in waiting(i)]
+    heapify(heap)
+    while heap and not (enough and sum(unit.harms[now] for unit, now in chosen.items()) <= enough):
+        _, i, after = heappop(heap)
+        more = units[i].costs[after] - units[i].costs[chosen[units[i]]]
+        if more <= room:  # there was when the step was found
+            room -= more
+            chosen[units[i]] = after
+        for each in waiting(i):
+            heappush(heap, each)
     return {name: form for unit, form in chosen.items() for name in unit.names}
 
 

@@ -34,15 +34,20 @@ TRAITS = {
 
 
 def _rounded(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-    if (options.bits, options.perplexity) != (None, None):
-        raise ExportError(
-            f"The layers of {checkpoint.name} cannot be calibrated, for they have experts, or are not like Llama's; "
-            "leave out --bits, --size and --perplexity."
-        )
     few = Format(BITS, options.block_size or ROUNDED_BLOCK, options.symmetric)
     eight = Format(8, few.block_size, symmetric=True)
     names = matrices(checkpoint)
     experts = {name for name in names if OF_EXPERT.fullmatch(name)}
+    if options.perplexity is not None or (options.bits is not None and not experts):
+        more = "leave out --perplexity" if experts else "leave out --bits, --size and --perplexity"
+        raise ExportError(
+            f"The layers of {checkpoint.name} cannot be calibrated, for they have experts, or are not like Llama's; "
+            f"{more}."
+        )
+    if options.bits is not None:
+        from edge.export.quantize.by_expert import quantize as by_expert
+
+        return by_expert(checkpoint, options, few, eight)
     coarse = experts or set(names) - {EMBEDDING, HEAD}
     return LazyWeights(names, lambda name: round_rows(checkpoint, name, few if name in coarse else eight))
 
@@ -61,7 +66,7 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """4-bit blocks for every matrix, embedding and head included: GPTQ, and as the effort says text of the model's own,
     refined integers, a format for each matrix in 4 or 8 bits, and scales tuned end to end. Of a decoder that has
     experts, or is not like Llama, they are rounded as they are, and embedding and head have 8 bits; of one with
-    experts whatever is in no expert has, which costs little."""
+    experts whatever is in no expert has, which costs little. Under a budget each expert gets 2, 4 or 8 bits."""
     if not may_calibrate(checkpoint.config):
         return _rounded(checkpoint, options)
     if in_one_run(options):

@@ -24,7 +24,7 @@ from edge.export.facts.tensors import EMBEDDING, HEAD, halves
 from edge.export.graph.families import find_family
 from edge.export.graph.llama_like import query_scales
 from edge.export.graph.rope import cos_sin, short_rope
-from edge.export.reference.mixture import mixture
+from edge.export.reference.mixture import Routed, mixture
 from edge.export.reference.recurrent import mixed
 from edge.runtime.check.perplexity import pieces
 
@@ -80,6 +80,12 @@ class Observer:
     def scores(self, head: int, scores: Floats, text: slice) -> None:
         """Observe attention weights [rows, S] of a head: those of some rows for each row of the text up to the last of
         them. The layer is that of the latest matrices."""
+
+    def experts(self, block: str, x: Floats, routed: Routed) -> None:
+        """Observe which experts of a block, by its name, compute with its input [T, H]."""
+
+    def stream(self, x: Floats) -> None:
+        """Observe the residual stream [T, H] after a layer."""
 
     def finals(self, x: Floats, texts: Sequence[slice]) -> None:
         """Observe the input of the output head [T, H]."""
@@ -166,6 +172,8 @@ class Reference:
                 if after is not None:
                     made = self._norm(f"{name}.{after}", made)
                 x = x + made * np.float32(like.residual_scale * scale)
+            if observer is not None:
+                observer.stream(x)
         x = self._stream_norm(f"model.{norms.final}", x)
         if observer is not None:
             observer.finals(x, places)
@@ -235,7 +243,8 @@ class Reference:
         if (experts := self._like.experts(layer)) is None:
             return self._dense(layer, x, texts, observer)
         name = f"model.layers.{layer}.{self._like.expert_block or self._like.mlp}"
-        made = mixture(experts, x, partial(_read_in, self._checkpoint, name), self._activation)
+        told = (lambda routed: None) if observer is None else partial(observer.experts, name, x)
+        made = mixture(experts, x, partial(_read_in, self._checkpoint, name), self._activation, told)
         if not self._like.is_dense(layer):
             return made
         shared = self._dense(layer, x, texts, observer)

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.facts.experts import DOWN, GATE, UP, Clamped, Experts
+from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, UP, Clamped, Experts
 
 Floats = NDArray[np.float32]
 
 
-def mixture(sizes: Experts, x: Floats, read: Callable[[str], Floats], activation: Callable[[Floats], Floats]) -> Floats:
+@dataclass(frozen=True)
+class Routed:
+    """The experts of some tokens. count: of all; chosen: each token's, and shares: their weights, both [T, k]. compute:
+    makes of an expert's number, some of the tokens and its matrices by their names in it what the last of these reads
+    [tokens, wide], and gives [tokens, H]."""
+
+    count: int
+    chosen: NDArray[np.int64]
+    shares: Floats
+    compute: Callable[[int, NDArray[np.int64], Mapping[str, Floats]], tuple[Floats, Floats]]
+
+
+def mixture(
+    sizes: Experts,
+    x: Floats,
+    read: Callable[[str], Floats],
+    activation: Callable[[Floats], Floats],
+    observe: Callable[[Routed], None] = lambda routed: None,
+) -> Floats:
     """What a block of experts makes of rows [T, H]. read: gives a tensor of the block by its name in it."""
 
-    def product(name: str, rows: Floats) -> Floats:
-        made = rows @ read(f"{name}.weight").T
+    def product(name: str, rows: Floats, weight: Floats) -> Floats:
+        made = rows @ weight.T
         return made + read(f"{name}.bias") if sizes.biased else made
 
-    chosen, shares = routed(sizes, product(sizes.router, x), read)
+    def compute(expert: int, rows: NDArray[np.int64], weights: Mapping[str, Floats]) -> tuple[Floats, Floats]:
+        gate, up = (product(f"experts.{expert}.{name}", x[rows], weights[name]) for name in (GATE, UP))
+        inner = activation(gate) * up if sizes.clamped is None else _clamped(sizes.clamped, gate, up)
+        return inner, product(f"experts.{expert}.{DOWN}", inner, weights[DOWN])
+
+    scores = product(sizes.router, x, read(f"{sizes.router}.weight"))
+    chosen, shares = routed(sizes, scores, read)
+    observe(Routed(sizes.count, chosen, shares, compute))
     made = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows, places = np.nonzero(chosen == expert)
-        gate, up = (product(f"experts.{expert}.{name}", x[rows]) for name in (GATE, UP))
-        inner = activation(gate) * up if sizes.clamped is None else _clamped(sizes.clamped, gate, up)
-        made[rows] += product(f"experts.{expert}.{DOWN}", inner) * shares[rows, places, None]
+        weights = {name: read(f"experts.{expert}.{name}.weight") for name in EXPERT_PROJECTIONS}
+        made[rows] += compute(int(expert), rows, weights)[1] * shares[rows, places, None]
     return made * np.float32(sizes.scale)
 
 

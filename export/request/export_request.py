@@ -177,10 +177,12 @@ class ExportRequest(Options):
         unless_none(_bits),
         flag="--bits N",
         heading="weights",
-        help="int4: each matrix its own blocks and 4 or 8 bits, N a weight on average (5.2, say)",
+        help="int4: each matrix its own blocks and 4 or 8 bits, each expert 2, 4 or 8, N a weight on average (5.2, "
+        "say)",
         about="bits a weight, on average, scales included, for which int4 gives each matrix the blocks and the 4 or 8 "
         "bits that bring most; default: 4.8, or 5.2 with the effort `best`; `quick`, a `block_size` and `symmetric` "
-        "give all the same",
+        "give all the same. In a model with experts each of these gets 2, 4 or 8 bits, and all else 8; by default all "
+        "of them get 4",
         excludes=Others(("size", "perplexity"), _LIMITS),
     )
     size: int | None = option(

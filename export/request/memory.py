@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from edge.errors import InputError
 from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, matrices, packed_with
-from edge.export.graph.families import may_calibrate
+from edge.export.graph.families import experts_of, may_calibrate
 from edge.export.quantize import METHODS
 from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.process import private_bytes
@@ -212,6 +212,8 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
             yield Stage("the float32 model's answer to the check's text", running + reading)
     if METHODS.find(request.weights).traits.get("calibrated") and may_calibrate(checkpoint.config):
         yield from _calibrated(sizes, options, len(checkpoint.tokenizer.tokens.lead))
+    elif options.bits is not None and (experts := experts_of(checkpoint.config)) is not None:
+        yield Stage("measuring what bits bring to experts", _by_expert(sizes, options, experts.chosen))
     yield Stage("writing the weights", _writing(sizes, request))
     yield from _sessions(checkpoint, sizes, request)
 
@@ -268,6 +270,21 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
         kept = (sizes.layers + STATES) * sizes.states(WINDOW)
         backward = max(of_head, products + 2 * running)
         yield Stage(TUNING, blocks + vocabulary + teacher + kept + backward, optional=True)
+
+
+def _by_expert(sizes: _Decoder, options: Options, chosen: int) -> int:
+    """Return the bytes for measuring each expert, `chosen` of which compute for a token: see
+    `edge.export.quantize.by_expert`."""
+    from edge.export.quantize.by_expert import BITS
+    from edge.export.quantize.calibration import WINDOW
+    from edge.export.quantize.gptq_efforts import EFFORTS
+    from edge.export.quantize.solve import ROWS
+
+    tokens = EFFORTS[options.effort].windows * WINDOW
+    of_expert = 3 * (2 * READING * sizes.matrix * FLOAT) + _solving(ROWS, sizes.hidden, 1)
+    variances = len(sizes.shapes) * 2 * sizes.hidden * FLOAT
+    errors = tokens * chosen * len(BITS) * 2 * FLOAT
+    return sizes.activations(tokens) + of_expert + variances + errors
 
 
 def _writing(sizes: _Decoder, request: Request) -> int:

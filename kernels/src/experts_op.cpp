@@ -7,7 +7,8 @@
 // both in turns. Inputs 3 and 4 are biases: of gate and up in turns, and of down, for each expert. The activation is
 // gate * sigmoid(alpha * gate) * (up + beta), of a gate up to `limit` and an up within it, 0 for none.
 //
-// A row's result is made of that row alone: what its experts give is added up in the order of their scores.
+// A row's result is made of that row alone: what its experts give is added up in the order of their scores. An expert
+// whose weight is 0 is not computed: graphs have several such operators over one choice, each with some of the experts.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -29,7 +30,7 @@ constexpr int kAtATime = 8;           // rows that a thread rounds, or adds up
 
 const std::vector<int> kNoInputs;
 
-// The places that have chosen an expert. A place is a row's n-th expert; here they are in the order of experts.
+// The places that have chosen an expert. A place is a row's n-th expert, whose weight is not 0; here they are in the order of experts.
 struct Group {
   int expert, first, count;
 };
@@ -77,34 +78,40 @@ class Experts : public Kernel {
     float* out = call.floats(0, rows.shape.data(), rows.rank);
     if (!places) return;
 
-    std::vector<int> experts(places), order(places), place_of(places);
+    std::vector<int> experts(places), order, place_of(places);
     std::vector<float> shares(places);
     for (int m = 0; m < tokens; m++)
       Route(scores.as<float>() + static_cast<size_t>(m) * count_,
             weights.there ? weights.as<float>() + static_cast<size_t>(m) * count_ : nullptr,
             experts.data() + static_cast<size_t>(m) * chosen_, shares.data() + static_cast<size_t>(m) * chosen_);
-    std::iota(order.begin(), order.end(), 0);
+    for (int i = 0; i < places; i++)
+      if (shares[i] != 0) order.push_back(i);
+    const int computed = static_cast<int>(order.size());
+    if (!computed) {
+      std::memset(out, 0, rows.elements() * sizeof(float));
+      return;
+    }
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return experts[a] < experts[b]; });
     std::vector<Group> groups;
-    for (int i = 0; i < places; i++) {
+    for (int i = 0; i < computed; i++) {
       place_of[order[i]] = i;
       const int expert = experts[order[i]];
       if (groups.empty() || groups.back().expert != expert) groups.push_back({expert, i, 0});
       groups.back().count++;
     }
 
-    float* floats = ort::Reserve(call.room.floats, static_cast<size_t>(places) * (width_ + wide_));
-    float *wide = floats, *inner = floats + static_cast<size_t>(places) * width_;
-    call.team.ShareBy(places, kAtATime, [&](int first, int last) {
+    float* floats = ort::Reserve(call.room.floats, static_cast<size_t>(computed) * (width_ + wide_));
+    float *wide = floats, *inner = floats + static_cast<size_t>(computed) * width_;
+    call.team.ShareBy(computed, kAtATime, [&](int first, int last) {
       for (int i = first; i < last; i++)
         std::memcpy(wide + static_cast<size_t>(i) * width_,
                     rows.as<float>() + static_cast<size_t>(order[i] / chosen_) * width_, width_ * sizeof(float));
     });
-    const Rounded read = Round(call, {gate_.get(), up_.get()}, wide, places);
+    const Rounded read = Round(call, {gate_.get(), up_.get()}, wide, computed);
     const auto gates = Pieces(groups, wide_ / kPanel, 2 * gate_->panel_bytes());
     const float* of_gate = gate_bias.there ? gate_bias.as<float>() : nullptr;
     call.team.Share(gates.size(), [&](size_t i) { Gate(read, gates[i], of_gate, inner); });
-    const Rounded made = Round(call, {down_.get()}, inner, places);
+    const Rounded made = Round(call, {down_.get()}, inner, computed);
     const auto downs = Pieces(groups, width_ / kPanel, down_->panel_bytes());
     call.team.Share(downs.size(), [&](size_t i) {
       const Piece& piece = downs[i];
@@ -118,6 +125,7 @@ class Experts : public Kernel {
         float* sum = out + static_cast<size_t>(m) * width_;
         std::fill(sum, sum + width_, 0.0f);
         for (int n = m * chosen_; n < (m + 1) * chosen_; n++) {
+          if (shares[n] == 0) continue;
           const float *from = wide + static_cast<size_t>(place_of[n]) * width_, share = shares[n];
           if (!down_bias.there) {
             for (int i = 0; i < width_; i++) sum[i] += share * from[i];

@@ -48,10 +48,11 @@ GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours tak
 # Operators of onnxruntime that move numbers, or compute each one or each row by itself.
 BY_ROWS = {
     "Add", "ArgMax", "Cast", "CausalConvWithState", "Concat", "Constant", "Div", "Expand", "FastGelu", "Gather",
-    "GatherBlockQuantized", "GatherND", "Gelu", "Greater", "Identity", "If", "LayerNormalization", "LinearAttention",
-    "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid",
-    "SimplifiedLayerNormalization", "Size", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice",
-    "Softmax", "Softplus", "Split", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+    "GatherBlockQuantized", "GatherElements", "GatherND", "Gelu", "Greater", "Identity", "If", "LayerNormalization",
+    "LinearAttention", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Relu", "Reshape", "RotaryEmbedding",
+    "ScatterElements", "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Size", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "Slice", "Softmax", "Softplus", "Split", "Squeeze", "Sub", "Tanh", "TopK",
+    "Transpose", "Unsqueeze",
 }  # fmt: skip
 
 # The same of texts of one length, in graphs that make vectors.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from graph_harness import relative_error, tiny_model, torch_logits
@@ -19,6 +22,8 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.facts.tensors import Format, matrices
+from edge.export.quantize.calibration import calibration_windows
 from edge.export.reference.in_torch import TorchLogits, load_torch
 from edge.export.tune.network import Network
 from edge.runtime.check.perplexity import EngineLogits, compare
@@ -162,6 +167,78 @@ def test_rounded_weights_are_near_the_floats(
     assert found.kl_mean < most
 
 
+def bits_of_experts(bundle: Bundle) -> list[dict[int, int]]:
+    """The bits of each layer's experts by their numbers, of layers whose experts have several."""
+    graph = onnx.load(bundle.path("graphs/decoder.onnx"), load_external_data=False).graph
+    made = {name: node for node in graph.node for name in node.output}
+    layers = defaultdict[str, dict[int, int]](dict)
+    for node in (node for node in graph.node if node.op_type == "QMoE" and node.input[14]):
+        bits = next(attribute.i for attribute in node.attribute if attribute.name == "expert_weight_bits")
+        if (gather := made[made[node.input[1]].input[0]]).op_type == "Gather":
+            members = made[gather.input[1]].attribute[0].ints
+            layers[gather.input[0]] |= dict.fromkeys(members, bits)
+    return list(layers.values())
+
+
+@pytest.fixture(scope="module")
+def by_expert(folder: Path) -> tuple[Bundle, Bundle]:
+    """In 4 bits for all experts, and in about as many with a budget."""
+    options: dict[str, Any] = {"weights": "int4", "check": False}
+    plain = edge.export(folder, folder.with_suffix(".plain.edge"), **options)
+    checkpoint = open_checkpoint(str(folder))
+    shapes = {name: checkpoint.shape(name) for name in matrices(checkpoint)}
+    forms = {name: Format(4, 32) if ".experts." in name else Format(8, 32, symmetric=True) for name in shapes}
+    bits = sum(forms[name].size(*shape) for name, shape in shapes.items()) / sum(map(math.prod, shapes.values()))
+    return plain, edge.export(folder, folder.with_suffix(".bits.edge"), bits=bits - 0.02, **options)
+
+
+def test_under_a_budget_experts_have_bits_of_their_own_and_are_nearer_to_the_floats(
+    folder: Path, by_expert: tuple[Bundle, Bundle]
+) -> None:
+    plain, budget = (sum(group.bytes for group in bundle.manifest.groups) for bundle in by_expert)
+    assert budget < plain
+    several = [any(len({*layer.values()}) > 1 for layer in bits_of_experts(bundle)) for bundle in by_expert]
+    assert several == [False, True]
+    checkpoint = open_checkpoint(str(folder))
+    texts = [window[:CONTEXT] for window in calibration_windows(checkpoint, None)[-3:]]
+    reference = TorchLogits(load_torch(checkpoint))
+    found = [
+        compare(reference, EngineLogits(open_engine(bundle, context=CONTEXT), CONTEXT), texts).kl_mean
+        for bundle in by_expert
+    ]
+    assert found[1] < found[0]
+
+
+def test_experts_of_several_formats_compute_the_same_however_a_text_is_cut(
+    by_expert: tuple[Bundle, Bundle], request: pytest.FixtureRequest
+) -> None:
+    engine = open_engine(by_expert[1], context=CONTEXT)
+    assert engine.independent == open_engine(by_expert[0], context=CONTEXT).independent
+    whole = logits(engine, [80])
+    for sizes in ([33, 2, 45], [1] * 80):
+        cut = logits(engine, sizes)
+        assert not engine.independent or np.array_equal(cut, whole)
+        assert relative_error(cut, whole) < 2e-2
+    request.getfixturevalue("onnxruntimes_kernels")
+    others = logits(open_engine(by_expert[1], context=CONTEXT), [80])
+    assert np.median(np.abs(others - whole)) < 0.02 * np.abs(whole).max()  # a token may choose other experts
+
+
+def test_experts_that_no_token_chooses_have_the_fewest_bits(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    saved(tmp_path / "x", "lfm2_moe", tiny_checkpoint)
+    tensors = load_file(tmp_path / "x" / "model.safetensors")
+    biases = [name for name in tensors if name.endswith("expert_bias")]
+    for name in biases:
+        tensors[name] = torch.tensor([9.0, 0, 0, 0, 0, 9.0, 0, 0])  # sigmoids are up to 1
+    save_file(tensors, tmp_path / "x" / "model.safetensors", metadata={"format": "pt"})
+    bundle = edge.export(tmp_path / "x", tmp_path / "x.edge", weights="int4", bits=6.1, check=False)
+    layers = bits_of_experts(bundle)
+    assert len(layers) == len(biases)
+    for layer in layers:
+        chosen = layer.pop(0), layer.pop(5)
+        assert min(chosen) > max(layer.values())
+
+
 def test_a_text_has_the_same_logits_however_it_is_cut(bundle: Bundle) -> None:
     engine = open_engine(bundle, context=CONTEXT)
     whole = logits(engine, [80])
@@ -273,7 +350,8 @@ def test_other_targets_refuse_experts_in_a_sentence(folder: Path, tmp_path: Path
 
 def test_options_that_need_other_layers_refuse_experts(folder: Path, tmp_path: Path) -> None:
     for options, reason in (
-        ({"weights": "int4", "bits": 5.0}, "they have experts"),
+        ({"weights": "int4", "perplexity": 1.05}, "they have experts.*; leave out --perplexity"),
+        ({"weights": "int4", "bits": 2.0}, "with 2 bits for every expert; name more than 2 with --bits"),
         ({"prefill_weights": "int8"}, "has experts"),
         ({"block_size": 128}, "which blocks of 128 do not divide"),
     ):

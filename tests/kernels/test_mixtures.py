@@ -196,6 +196,21 @@ def test_of_equal_scores_the_first_experts_are_chosen(kernels: Kernels) -> None:
     assert np.abs(made - expected).max() < 0.02 * np.abs(expected).max()
 
 
+@pytest.mark.usefixtures("_with_biases")
+def test_an_expert_whose_weight_is_0_is_not_computed(kernels: Kernels) -> None:
+    mix, given = clamped(8)
+    mix.normalized, left_out = False, 2
+    given["weights"][3:] = 0
+    given["weights"][:, left_out] = 0
+    for name in BIASES:
+        given[name][left_out] = np.nan
+    made = mix.session(kernels).run(None, given)[0]
+    assert not made[3:].any()
+    mix.biases = {name: np.nan_to_num(given[name]) for name in BIASES}
+    expected = mix.expected(given["x"], given["scores"], given["weights"])
+    assert np.abs(made - expected).max() < 0.02 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("what", ["x", "weights"])
 def test_what_is_no_number_makes_its_row_none_and_no_other(kernels: Kernels, what: str) -> None:
     mix, given = mixture(8), inputs_of(4)

@@ -1,9 +1,14 @@
 """Experts by onnxruntime's operators: integers in blocks by one that runs the chosen experts alone; floats, which are
-there to be compared with, by products with all of them. Weights of GGUF files are for one of ours."""
+there to be compared with, by products with all of them. Weights of GGUF files are for one of ours.
+
+That operator has one format for all of its experts. Those of several are several operators, each of which gets the
+weights that its experts have among all, and adds what is chosen of them: for the others a weight is 0."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -17,7 +22,7 @@ from edge.runtime.kernels.gguf import OF_EXPERTS
 
 if TYPE_CHECKING:
     from edge.export.facts.experts import Clamped, Experts
-    from edge.export.graph.experts import ExpertMatrix
+    from edge.export.graph.experts import ExpertMatrix, SomeExperts
     from edge.export.targets.cpu.lowering import CPU
 
 INT8_ACTIVATIONS = 4  # accuracy_level, as of MatMulNBits
@@ -25,16 +30,24 @@ INTERLEAVED = 1  # swiglu_fusion: rows of gate and up stand in turns, the one fo
 
 
 def experts(
-    op: CPU,
-    x: Value,
-    scores: Value,
-    weights: Value | None,
-    sizes: Experts,
-    matrices: Sequence[ExpertMatrix],
-    biases: Sequence[Value],
+    op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, parts: Sequence[SomeExperts]
 ) -> Value:
     """QMoE takes the k highest scores of each token. Its weights are those of `weights`, or the softmax of the chosen
     scores, which is what the softmax of all of them is once it adds up to one."""
+    if len(parts) == 1:
+        return _of_part(op, x, scores, weights, sizes, parts[0])
+    shares = _shares(op, scores, weights, sizes)
+    made = []
+    for part in parts:
+        own = op.Gather(shares, op.Constant(value_ints=list(part.members)), axis=-1)
+        count = len(part.members)
+        few = dataclasses.replace(sizes, count=count, chosen=min(sizes.chosen, count), normalized=False)
+        made.append(_of_part(op, x, own, own, few, part))
+    return reduce(op.Add, made)
+
+
+def _of_part(op: CPU, x: Value, scores: Value, weights: Value | None, sizes: Experts, part: SomeExperts) -> Value:
+    matrices, biases = part.matrices, part.biases
     if weights is None and not sizes.normalized:
         weights = op.Softmax(scores, axis=-1)
     flat, clamped = [-1, sizes.count], sizes.clamped
@@ -127,11 +140,7 @@ def _of_floats(
     biases: Sequence[Value],
 ) -> Value:
     (gate_up, down), (of_gate_up, of_down) = matrices, biases or (None, None)
-    _, chosen = op.TopK(scores, op.Constant(value_ints=[sizes.chosen]), axis=-1, _outputs=2)
-    shares = op.GatherElements(op.Softmax(scores, axis=-1) if weights is None else weights, chosen, axis=-1)
-    if sizes.normalized:
-        shares = op.Div(shares, op.ReduceSum(shares, op.Constant(value_ints=[-1]), keepdims=1))
-    shares = op.ScatterElements(op.Sub(scores, scores), chosen, shares, axis=-1)  # [B, S, E], mostly zeros
+    shares = _shares(op, scores, weights, sizes)
     by_expert = op.Reshape(op.Transpose(shares, perm=[2, 0, 1]), [sizes.count, -1, 1])
     rows = op.Reshape(x, [1, -1, gate_up.columns])
     both = op.Reshape(_product(op, rows, gate_up, of_gate_up), [sizes.count, -1, sizes.wide, 2])
@@ -140,6 +149,21 @@ def _of_floats(
     inner = op.Reshape(active, [sizes.count, -1, sizes.wide])
     made = op.Mul(_product(op, inner, down, of_down), by_expert)
     return op.Reshape(op.ReduceSum(made, op.Constant(value_ints=[0])), op.Shape(x))
+
+
+def _shares(op: CPU, scores: Value, weights: Value | None, sizes: Experts) -> Value:
+    """The weights of all experts [B, S, E], which are zeros but for those that a token chooses. A sum by an operator of
+    its own would depend on where a row lies in memory."""
+    best, chosen = op.TopK(scores, op.Constant(value_ints=[sizes.chosen]), axis=-1, _outputs=2)
+    if weights is None and sizes.normalized:
+        shares = op.Softmax(best, axis=-1)
+    else:
+        shares = op.GatherElements(op.Softmax(scores, axis=-1) if weights is None else weights, chosen, axis=-1)
+        if sizes.normalized:
+            one = sizes.chosen == 1
+            each = [shares] if one else op.Split(shares, axis=-1, num_outputs=sizes.chosen, _outputs=sizes.chosen)
+            shares = op.Div(shares, reduce(op.Add, each))
+    return op.ScatterElements(op.Sub(scores, scores), chosen, shares, axis=-1)
 
 
 def _product(op: CPU, x: Value, matrix: ExpertMatrix, bias: Value | None) -> Value:

@@ -1,0 +1,140 @@
+"""Bits for each expert: those that a text chooses often, with large weights, and that bear rounding worst get more.
+
+As in MC-MoE (Huang et al., 2024, arXiv:2410.06270), which takes 1 to 3 bits by how often an expert is chosen, by its
+weights and by its error. Here an expert's harm in a format is measured: the error of what it adds to each token that
+chooses it, relative to the residual stream that it is added to, as squares, added up over the tokens. A text in use
+chooses other experts than the one that is calibrated on: a tenth of its tokens are taken to choose any expert, all
+alike, which is measured on a few tokens that chose others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, UP, expert_name
+from edge.export.facts.tensors import Format, LazyWeights, QTensor, Weight, matrices
+from edge.export.quantize.allocate import Unit, choose
+from edge.export.quantize.calibration import calibration_windows
+from edge.export.quantize.gptq_efforts import EFFORTS
+from edge.export.quantize.method import Options
+from edge.export.quantize.rtn import round_rows, round_to_nearest
+from edge.export.quantize.solve import search, spread
+from edge.export.reference.in_numpy import Observer, Reference
+from edge.export.reference.mixture import Routed
+
+if TYPE_CHECKING:
+    from edge.export.facts.checkpoint import Checkpoint
+
+Floats = NDArray[np.float32]
+
+BITS = 2, 4, 8  # that an expert may get
+OTHERS = 8  # tokens that chose other experts, which each is measured on
+OF_OTHERS = 0.1  # share of the tokens that are taken to choose any expert
+METHOD = "searched"
+
+
+def quantize(checkpoint: Checkpoint, options: Options, few: Format, eight: Format) -> Mapping[str, Weight]:
+    """Every matrix of a checkpoint with experts by its name, in `options.bits` bits a weight on average, which is no
+    None. few: the format of experts with one for all, whose blocks they keep. eight: that of everything else.
+
+    Raises:
+        ExportError: they need more bits than were asked for.
+    """
+    assert options.bits is not None
+    windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS[options.effort].windows]
+    measuring = Measuring(checkpoint, [few._replace(bits=bits) for bits in BITS], list(windows))
+    reference = Reference(checkpoint, windows.shape[1], options.progress, measuring.doing)
+    reference.hidden(measuring.texts, measuring)
+    names = matrices(checkpoint)
+    sizes = {name: checkpoint.shape(name) for name in names}
+    units = measuring.units()
+    own = {name for unit in units for name in unit.names}
+    units += [Unit((name,), {eight: 0.0}, {eight: eight.size(*sizes[name])}) for name in names if name not in own]
+    count = sum(rows * columns for rows, columns in sizes.values())
+    if (chosen := choose(units, options.bits * count)) is None:
+        least = sum(min(unit.costs.values()) for unit in units) / count
+        raise ExportError(
+            f"int4 takes {least:.2f} bits a weight or more here, with 2 bits for every expert; name more than "
+            f"{options.bits:.3g} with --bits, or a larger --size."
+        )
+
+    def make(name: str) -> Weight:
+        if name not in own:
+            return round_rows(checkpoint, name, eight)
+        return rounded(checkpoint.read(name), measuring.variances[name], chosen[name])
+
+    return LazyWeights(names, make)
+
+
+class Measuring(Observer):
+    """Measures what each expert of a checkpoint does in every one of `forms` while the reference reads `texts`.
+
+    variances: of the inputs [K] of each expert's matrix, by its name, after the run.
+    """
+
+    doing = "measuring what bits bring"
+
+    def __init__(self, checkpoint: Checkpoint, forms: Sequence[Format], texts: Sequence[NDArray[np.int64]]) -> None:
+        self.texts = texts
+        self.variances: dict[str, Floats] = {}
+        self._checkpoint, self._forms = checkpoint, forms
+        self._harms: dict[tuple[str, ...], NDArray[np.float64]] = {}  # [F], by the names of an expert's matrices
+        # Of the latest block: such names, tokens [T], and errors [F, T].
+        self._errors: list[tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]] = []
+
+    def experts(self, block: str, x: Floats, routed: Routed) -> None:
+        mean, k = np.square(x).mean(0), routed.chosen.shape[1]
+        alike = OF_OTHERS * len(x) * k / routed.count  # tokens that are taken to choose an expert besides
+        for expert in range(routed.count):
+            own, places = np.nonzero(routed.chosen == expert)
+            others = np.setdiff1d(np.arange(len(x)), own)
+            others = others[np.linspace(0, max(0, len(others) - 1), min(OTHERS, len(others)), dtype=np.int64)]
+            rows = np.concatenate([own, others])
+            usual = np.full(len(others), routed.shares.mean(), np.float32)
+            shares = np.concatenate([routed.shares[own, places], usual])
+            counts = np.concatenate([np.ones(len(own)), np.full(len(others), alike / max(1, len(others)))])
+            names = {member: expert_name(block, expert, member) for member in EXPERT_PROJECTIONS}
+            weights = {member: self._checkpoint.read(name) for member, name in names.items()}
+            inner, exact = routed.compute(expert, rows, weights)
+            weight = (np.square(shares) * counts.astype(np.float32))[:, None]
+            of_x = (weight * np.square(x[rows])).sum(0) + weight.mean() * mean
+            of_inner = (weight * np.square(inner)).sum(0)
+            of_inner += of_inner.mean() * np.float32(0.1) + np.float32(1e-12)
+            self.variances |= {names[GATE]: of_x, names[UP]: of_x, names[DOWN]: of_inner}
+            errors = np.empty((len(self._forms), len(rows)))
+            for i, form in enumerate(self._forms):
+                coarse = {m: rounded(w, self.variances[names[m]], form).dequantize() for m, w in weights.items()}
+                off = (routed.compute(expert, rows, coarse)[1] - exact) * shares[:, None]
+                errors[i] = np.square(off).sum(1)
+            self._errors.append((tuple(names.values()), rows, errors * counts))
+
+    def stream(self, x: Floats) -> None:
+        sizes = np.square(x).sum(1) + np.float32(1e-12)
+        for names, rows, errors in self._errors:
+            self._harms[names] = (errors / sizes[rows]).sum(1)
+        self._errors.clear()
+
+    def units(self) -> list[Unit]:
+        """What each expert costs, and how much it harms, by format."""
+        made = []
+        for names, harms in self._harms.items():
+            shapes = [self._checkpoint.shape(each) for each in names]
+            costs = {form: sum(form.size(*shape) for shape in shapes) for form in self._forms}
+            made.append(Unit(names, dict(zip(self._forms, harms.tolist(), strict=True)), costs))
+        return made
+
+
+def rounded(w: Floats, variances: Floats, form: Format) -> QTensor:
+    """A matrix [N, K] in blocks with the scales that change its outputs least, for inputs of these variances [K], each
+    weight the nearest."""
+    if form.bits == 8:
+        return round_to_nearest(w, *form[:2], symmetric=form.symmetric)
+    scales, zeros = search(w, variances, form)
+    wide, middle = (spread(each, form.block_size, w.shape[1]) for each in (scales, zeros))
+    q = np.clip(np.rint(w / wide) + middle, 0, 2**form.bits - 1).astype(np.uint8)
+    return QTensor(form.bits, form.block_size, q, scales, None if form.symmetric else zeros.astype(np.uint8), METHOD)
