@@ -21,14 +21,15 @@ from edge.export.checkpoint.expert_tensors import expert_shapes, one_by_one, ref
 from edge.export.checkpoint.fused_tensors import taken_apart
 from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.pooling import MODULES, read_pooling
+from edge.export.checkpoint.quantized.mxfp4 import Member
 from edge.export.checkpoint.score_head import read_score_head
 from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tensor_names import places, text_name, without_prefix
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.facts.checkpoint import Checkpoint, TokenizerFiles
-from edge.export.facts.experts import WHOLE
+from edge.export.facts.experts import STACK, WHOLE, first_of
 from edge.export.facts.pooling import Pooling
-from edge.export.facts.tensors import Format, QTensor
+from edge.export.facts.tensors import Format, GgufTensor, QTensor
 from edge.export.graph.families import experts_of, find_family, fused_rows
 
 NAME = "directory"
@@ -165,7 +166,7 @@ class DirectoryCheckpoint(FolderCheckpoint):
         return self._made[name].shape if name in self._made else self._found[name].shape
 
     def stored_type(self, name: str) -> str:
-        return "F32" if name in self._made else self._found[name].type
+        return "F32" if name in self._made else self._found[first_of(name)].type
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         return self._made[name].make().numpy() if name in self._made else self._found[name].read(rows)
@@ -175,6 +176,19 @@ class DirectoryCheckpoint(FolderCheckpoint):
 
     def blocks(self, name: str) -> QTensor | None:
         return None if name in self._made else self._found[name].blocks()
+
+    def gguf_tensor(self, name: str, *, in_place: bool) -> GgufTensor | None:
+        """Return the matrices of all experts in MXFP4, by their `stack_name`; None of all else. They never stay in
+        place, as the folder has their values in another order."""
+        return None if (member := self._in_mxfp4(name)) is None else member.of_all_experts()
+
+    def gguf_type(self, name: str) -> str | None:
+        return None if (member := self._in_mxfp4(name)) is None else member.type
+
+    def _in_mxfp4(self, name: str) -> Member | None:
+        """The first of the experts' matrices that a name is of."""
+        found = self._found.get(first_of(name)) if STACK.fullmatch(name) else None
+        return found if isinstance(found, Member) else None
 
 
 def _left_bias(name: str, found: Mapping[str, Tensor]) -> bool:

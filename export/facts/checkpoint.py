@@ -92,9 +92,14 @@ class Checkpoint(Protocol):
         return None
 
     def gguf_tensor(self, name: str, *, in_place: bool) -> GgufTensor | None:
-        """Return a matrix in a GGUF file's own blocks; None where our kernels do not compute these. in_place: graphs
-        read it in the file."""
+        """Return a matrix in blocks of GGUF files, or those of all experts as one, by their `stack_name`; None where
+        the source has none that our kernels compute. in_place: graphs read it in the file."""
         return None
+
+    def gguf_type(self, name: str) -> str | None:
+        """Return the type of `gguf_tensor` without reading it."""
+        found = self.gguf_tensor(name, in_place=False)
+        return None if found is None else found.method
 
     def stored_type(self, name: str) -> str:
         """The type in the source: F32, F16, BF16, Q8_0, Q4_1, GPTQ-4, ..."""

@@ -1,5 +1,10 @@
-"""The weights of a GGUF file as they are, blocks and floats in 16 bits, which our kernels compute with: nothing is
-rounded. Types that these do not know become 8-bit blocks, and other floats stay floats."""
+"""Weights that our kernels compute in the blocks of GGUF files: a file's own, blocks and floats in 16 bits, of which
+nothing is rounded; and the experts of a folder in MXFP4, in the same blocks.
+
+Types that these kernels do not know become 8-bit blocks. Other floats stay floats in a file. In a folder, where they
+are what its quantizer left out (attention, embedding and head), they become 8-bit blocks, too, of which a token reads
+half as much. Their inputs are not smoothed as those of `keep` are: that runs the whole model in numpy.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +23,24 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
 NAME = "gguf"
-HELP = "a GGUF file's own weights, for hosts with edge-lm-kernels"
+HELP = "a GGUF file's own weights, or a folder's MXFP4, for hosts with edge-lm-kernels"
 TRAITS = {"bits": 8, "keeps": True, "gguf_blocks": True, "max_kl": 0.1}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-    """Matrices as a file has them.
+    """Matrices as a file, or a folder in MXFP4, has them.
 
     Raises:
-        ExportError: the checkpoint is no GGUF file, or has no type that our kernels know.
+        ExportError: the checkpoint is neither, or has no type that our kernels know.
     """
-    if not checkpoint.files:
+    file, kept = bool(checkpoint.files), kept_experts(checkpoint)
+    if not file and not kept:
         raise ExportError(
-            f"--weights gguf is for GGUF files, and {checkpoint.name} is none; choose int8 or int4 for it."
+            f"--weights gguf is for GGUF files and for folders with experts in MXFP4, and {checkpoint.name} is "
+            "neither; choose int8 or int4 for it."
         )
-    names = _names(checkpoint)
-    if all(checkpoint.gguf_tensor(name, in_place=False) is None for name in names):
+    names = _names(checkpoint, kept)
+    if all(checkpoint.gguf_type(name) is None for name in names):
         kinds = ", ".join(sorted({checkpoint.stored_type(name) for name in names}))
         raise ExportError(
             f"{checkpoint.name} has no weights that --weights gguf could keep ({kinds}); choose keep, int8 or int4."
@@ -43,7 +50,7 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         if (found := checkpoint.gguf_tensor(name, in_place=options.in_place)) is not None:
             return found
         kind, values = checkpoint.stored_type(name), checkpoint.read(name)
-        if kind in FLOATS and all(checkpoint.stored_type(other) in FLOATS for other in _of_one_operator(name)):
+        if file and kind in FLOATS and all(checkpoint.stored_type(other) in FLOATS for other in _of_one_operator(name)):
             return FloatTensor(values.astype(np.float16) if kind == "F16" else values)
         if kind == "MXFP4" and (exact := checkpoint.blocks(name)) is not None:
             return exact
@@ -59,15 +66,17 @@ def _of_one_operator(name: str) -> list[str]:
     return [expert_name(expert[1], int(expert[2]), each) for each in EXPERT_PROJECTIONS]
 
 
-def _names(checkpoint: Checkpoint) -> list[str]:
-    """The matrices of a model, in which those of all experts of a block are one where the file's weights can stay."""
-    names = matrices(checkpoint)
-    blocks = dict.fromkeys(found[1] for found in map(OF_EXPERT.fullmatch, names) if found)
-    stacks = {block: [stack_name(block, each) for each in EXPERT_PROJECTIONS] for block in blocks}
-    kept = {
+def kept_experts(checkpoint: Checkpoint) -> list[str]:
+    """The blocks of experts, as `model.layers.0.mlp`, whose matrices stay as they are: all of a projection as one."""
+    found = [each[1] for each in map(OF_EXPERT.fullmatch, matrices(checkpoint)) if each]
+    return [
         block
-        for block, own in stacks.items()
-        if all(checkpoint.gguf_tensor(name, in_place=False) is not None for name in own)
-    }
-    others = [name for name in names if not ((found := OF_EXPERT.fullmatch(name)) and found[1] in kept)]
-    return [*others, *(name for block in kept for name in stacks[block])]
+        for block in dict.fromkeys(found)
+        if all(checkpoint.gguf_type(stack_name(block, each)) is not None for each in EXPERT_PROJECTIONS)
+    ]
+
+
+def _names(checkpoint: Checkpoint, kept: list[str]) -> list[str]:
+    """The matrices of a model, in which those of all experts of a block are one where they are `kept`."""
+    others = [name for name in matrices(checkpoint) if not ((found := OF_EXPERT.fullmatch(name)) and found[1] in kept)]
+    return [*others, *(stack_name(block, each) for block in kept for each in EXPERT_PROJECTIONS)]

@@ -75,8 +75,8 @@ def make_ours(node: Any) -> None:
 def refuse_without_kernels(name: str) -> BundleError:
     """The error where our kernels do not run."""
     return BundleError(
-        f"{name} has the weights of a GGUF file as they are, which only edge-lm-kernels compute, and these do not run "
-        "here; install them (pip install edge-lm-kernels), or export the file with --weights keep."
+        f"{name} has weights in the blocks of GGUF files, which only edge-lm-kernels compute, and these do not run "
+        "here; install them (pip install edge-lm-kernels), or export the model with --weights keep."
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from gguf_files import GPT_OSS, tiny_model, write_gguf
+from mxfp4_folders import write_mxfp4
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -24,17 +25,6 @@ from edge.export.facts.tensors import GgufTensor, QTensor
 from edge.export.quantize import quantize
 from edge.export.quantize.method import Options
 
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"]}
-
-
-def packed(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks and scales of [experts, columns, rows], as gpt-oss's checkpoints have them."""
-    rows = np.ascontiguousarray(weights.swapaxes(1, 2).numpy())
-    blocks = quants.quantize(rows, Type.MXFP4).reshape(*rows.shape[:2], -1, 17)
-    low, high = blocks[..., 1:] & 15, blocks[..., 1:] >> 4  # of weights 0 to 15, and 16 to 31
-    values = np.concatenate([low, high], -1)
-    return torch.from_numpy(values[..., ::2] | values[..., 1::2] << 4), torch.from_numpy(blocks[..., 0].copy())
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
@@ -42,14 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> P
     shutil.copytree(tiny_checkpoint, folder)
     tokens = json.loads((folder / "config.json").read_text())
     named = {name: tokens[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
-    tiny_model("gpt_oss", **GPT_OSS | named).save_pretrained(folder)
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if name.endswith(("_up_proj", "experts.down_proj"))]:
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = packed(tensors.pop(name))
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": MXFP4}))
-    return folder
+    return write_mxfp4(folder, tiny_model("gpt_oss", **GPT_OSS | named))
 
 
 def test_experts_are_those_that_transformers_makes(folder: Path) -> None:
@@ -143,3 +126,6 @@ def test_parts_that_do_not_fit_are_refused(
     with pytest.raises(CheckpointError, match=reason):
         checkpoint = open_checkpoint(str(tmp_path))
         checkpoint.read(expert_name("model.layers.0.mlp", 0, "down_proj"))
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoint = open_checkpoint(str(tmp_path))
+        checkpoint.gguf_tensor(stack_name("model.layers.0.mlp", "down_proj"), in_place=False)
