@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
+from edge.export.facts.experts import OF_EXPERT, stack_name
+from edge.export.facts.mxfp4 import GGUF_BYTES
 from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, Format, has_gguf_blocks, matrices
 from edge.export.graph.families import FAMILIES, find_family
 from edge.export.manifest.tokenizer import compact
@@ -30,6 +32,7 @@ EVERYWHERE = ("Q4_0", "Q8_0")  # types of GGUF files whose blocks every host com
 # takes 0.6 GB; below that a bundle for every host costs less than half a GB more.
 LARGE = 1_000_000_000
 SCALE = 4  # bytes
+EIGHT = 1 + SCALE / INT8_BLOCK  # bytes of a weight in 8-bit blocks
 
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
@@ -64,6 +67,8 @@ class Named(Protocol):
 
     def form(self, name: str) -> Format | None: ...
 
+    def gguf_type(self, name: str) -> str | None: ...
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -86,9 +91,10 @@ def choose(
     device: bool = False,
 ) -> Choices:
     """Return the options asked for, else the catalog's, else the defaults of the method and the model. A GGUF stays in
-    its precision (`keeps_own_blocks`), and so does a folder whose integers can be stored as they are, unless an option
-    is asked for (`anew`) that needs new ones. quick: other decoders get int8. in_place: a GGUF stays where it is, where
-    our kernels can read it. device: the bundle is for other hosts, too.
+    its precision, and so does a folder whose integers can be stored as they are, unless an option is asked for (`anew`)
+    that needs new ones; a file, and a folder in MXFP4, in its own blocks by `keeps_own_blocks`. quick: other decoders
+    get int8. in_place: a GGUF stays where it is, where our kernels can read it. device: the bundle is for other hosts,
+    too.
 
     Raises:
         CheckpointError: the model's context is too small to be one.
@@ -110,8 +116,9 @@ def choose_weights(
     if weights is not None:
         return weights
     both = bool(checkpoint.config.get("is_encoder_decoder")) or checkpoint.embeds
-    if not both and not anew and _is_folder(checkpoint) and any(map(checkpoint.form, checkpoint.names())):
-        return "keep"
+    if not both and not anew and is_folder(checkpoint) and any(map(checkpoint.form, checkpoint.names())):
+        own = not device and keeps_own_blocks(checkpoint) and _has_own_blocks(checkpoint)
+        return GGUF if own and our_kernels_run(experts=True) else KEEP
     stated = None if quick else _defaults(checkpoint).get("weights")
     if stated is None and not both and (quick or not anew) and is_quantized_gguf(checkpoint):
         if in_place and has_gguf_blocks(map(checkpoint.stored_type, checkpoint.names())):
@@ -125,29 +132,39 @@ def choose_weights(
 def is_quantized_gguf(checkpoint: Named) -> bool:
     """True for a GGUF file that does not consist of floats alone."""
     types = {*map(checkpoint.stored_type, checkpoint.names())}
-    return not _is_folder(checkpoint) and any(kind.startswith(QUANTIZED) for kind in types)
+    return not is_folder(checkpoint) and any(kind.startswith(QUANTIZED) for kind in types)
 
 
 def keeps_own_blocks(checkpoint: Named) -> bool:
-    """True if `gguf` is the default for a GGUF file, and not `keep`: if it has `LARGE` weights or more, and most are of
-    types that only our kernels compute, so that 8-bit blocks in their place would add hundreds of MB."""
+    """True if `gguf` is the default for a GGUF file or a folder in MXFP4, and not `keep`: if it has `LARGE` weights or
+    more, and most are of types that only our kernels compute, so that 8-bit blocks in their place would add hundreds of
+    MB."""
     sizes = {name: math.prod(checkpoint.shape(name)) for name in checkpoint.names()}
     widened = sum(size for name, size in sizes.items() if _is_widened(checkpoint.stored_type(name)))
     return sum(sizes.values()) >= LARGE and 2 * widened > sum(sizes.values())
 
 
-def our_kernels_run() -> bool:
-    """True if kernels that compute blocks of GGUF files run here, without which no bundle of these can be checked."""
+def _has_own_blocks(folder: Named) -> bool:
+    """True if experts of a folder stay in MXFP4 with `gguf`; those of an adapter's base do not."""
+    experts = filter(None, map(OF_EXPERT.fullmatch, folder.names()))
+    return any(folder.gguf_type(stack_name(each[1], each[3])) is not None for each in experts)
+
+
+def our_kernels_run(*, experts: bool = False) -> bool:
+    """True if kernels that compute blocks of GGUF files run here, without which no bundle of these can be checked.
+    experts: gpt-oss's, too, which an older library does not compute."""
     from edge.runtime.kernels.library import computes_gguf, find_kernels
 
-    return computes_gguf(find_kernels())
+    kernels = find_kernels()
+    return computes_gguf(kernels) and not (experts and kernels is not None and not kernels.biased_experts)
 
 
 def _is_widened(kind: str) -> bool:
     return kind in GGUF_TYPES and kind not in (*EVERYWHERE, *FLOATS)
 
 
-def _is_folder(checkpoint: Named) -> bool:
+def is_folder(checkpoint: Named) -> bool:
+    """True of a model directory, or an adapter's, that was opened."""
     return getattr(checkpoint, "root", None) is not None
 
 
@@ -178,23 +195,33 @@ def described(checkpoint: Checkpoint, weights: str) -> str:
 
 
 def described_default(checkpoint: Checkpoint, weights: str) -> str | None:
-    """Return a sentence about default weights of a GGUF file: why these, which hosts run them, and how to get others.
-    None where they are no default of such files."""
-    if weights not in (GGUF, KEEP) or not is_quantized_gguf(checkpoint):
+    """Return a sentence about default weights of a GGUF file or a folder in MXFP4: why these, which hosts run them, and
+    how to get others. None where they are no default of such models."""
+    if weights not in (GGUF, KEEP):
         return None
-    eight = f"{count_weights(checkpoint) * (8 + 8 * SCALE / INT8_BLOCK) / 8e9:.1f} GB"
+    folder = is_folder(checkpoint) and _has_own_blocks(checkpoint)
+    if not folder and not is_quantized_gguf(checkpoint):
+        return None
+    whose, eight = "folder's" if folder else "file's", f"{count_weights(checkpoint) * EIGHT / 1e9:.1f} GB"
     if weights == GGUF:
+        instead = f" instead of {_in_own_blocks(checkpoint) / 1e9:.1f} GB" if folder else ""
         return (
-            f"The bundle has the file's own blocks, as 8-bit blocks would take {eight}. It runs where edge-lm-kernels "
-            "are installed, and not on Android; --weights keep makes one for every host."
+            f"The bundle has the {whose} own blocks, as 8-bit blocks would take {eight}{instead}. It runs where "
+            "edge-lm-kernels are installed, and not on Android; --weights keep makes one for every host."
         )
-    others = "--weights gguf keeps the file's own blocks, for hosts with edge-lm-kernels (not Android)"
-    if keeps_own_blocks(checkpoint) and not our_kernels_run():
+    others = f"--weights gguf keeps the {whose} own blocks, for hosts with edge-lm-kernels (not Android)"
+    if keeps_own_blocks(checkpoint) and not our_kernels_run(experts=folder):
         others = (
             f"where edge-lm-kernels are installed, {others}, and is the default of a model of this size, as 8-bit "
             f"blocks take {eight}"
         )
     return f"The bundle has blocks that every host computes, Android too; {others}."
+
+
+def _in_own_blocks(folder: Named) -> float:
+    """Return the bytes of a folder's weights with `gguf`."""
+    sizes = [(math.prod(folder.shape(name)), folder.stored_type(name)) for name in folder.names()]
+    return sum(size * (GGUF_BYTES if kind == "MXFP4" else EIGHT) for size, kind in sizes)
 
 
 def count_weights(checkpoint: Named) -> int:

@@ -158,10 +158,10 @@ class ExportRequest(Options):
         flag="--weights KIND",
         heading="weights",
         help="%(names)s (default: int4; keep for folders whose integers fit, and for GGUF files, or gguf for large "
-        "ones; for encoder-decoders int8)",
+        "files and folders in MXFP4; for encoder-decoders int8)",
         names=lambda: "; ".join(f"{method.name}: {method.help}" for method in METHODS.values()),
         about="what matrices are stored as ([export.md](../guide/export.md#which-weights)); default: the catalog's, "
-        "else keep for a folder whose integers fit, keep or gguf for a GGUF file by its size "
+        "else keep for a folder whose integers fit, keep or gguf for a GGUF file or a folder in MXFP4 by its size "
         "([gguf.md](../guide/gguf.md#to-give-away)), else int4, or int8 for an encoder-decoder",
     )
     block_size: int | None = option(

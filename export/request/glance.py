@@ -55,6 +55,9 @@ class Glance:
         """Return None, as there is nothing more to know: folders with quantized tensors get no glance, and the stored
         types of a GGUF name its blocks."""
 
+    def gguf_type(self, name: str) -> None:
+        """Return None, as `form` does."""
+
 
 def glance_at(source: str) -> Glance | None:
     """Read the headers of the model that `source` names; None if it is not here yet, or if its headers are not enough.

@@ -344,7 +344,7 @@ def test_the_default_of_a_gguf_file_follows_from_its_size_and_is_said(
 def test_a_gguf_file_gets_the_default_of_every_host_where_kernels_are_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnxruntimes_kernels: None
 ) -> None:
-    monkeypatch.setattr(choices, "our_kernels_run", lambda: False)
+    monkeypatch.setattr(choices, "our_kernels_run", lambda **_: False)
     path = write_gguf(tmp_path / "m.gguf", tiny_model("llama", **WIDE), types=K_TYPES)
     found, said = default_of(path, monkeypatch, large=True)
     assert found == "keep" and any("; where edge-lm-kernels are installed, --weights gguf" in line for line in said)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,18 @@ from safetensors.torch import load_file, save_file
 
 import edge
 from edge.bundle import Bundle
+from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.facts.experts import EXPERT_PROJECTIONS, expert_name, stack_name
 from edge.export.facts.tensors import GgufTensor, QTensor, matrices
 from edge.export.quantize import quantize
 from edge.export.quantize.method import Options
 from edge.export.reference.in_torch import TorchLogits, load_torch
+from edge.export.request import choices
+from edge.export.request.choices import choose_weights
 from edge.gguf_parts import GGUF
 from edge.runtime.check.perplexity import EngineLogits, compare
+from edge.runtime.kernels.library import Kernels
 from edge.runtime.load import open_engine
 
 EXPERTS, LAYERS = 4, 2
@@ -119,3 +127,91 @@ def test_a_layer_that_is_not_all_in_mxfp4_is_stored_in_8_bits(folder: Path, tmp_
     for member in EXPERT_PROJECTIONS:
         matrix = made[expert_name(BLOCK, 3, member)]
         assert isinstance(matrix, QTensor) and matrix.bits == 8
+
+
+def default_of(folder: Path, tmp_path: Path, **options: Any) -> tuple[str, list[str]]:
+    """The weights of an export that names none, and what it says of them."""
+    said: list[str] = []
+    bundle = edge.export(
+        folder, tmp_path / "x.edge", max_context=64, force=True, say=said.append, check=False, draft_text=0, **options
+    )
+    return bundle.manifest.weights, [line for line in said if line.startswith("The bundle has")]
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("effort", ["quick", "normal"])
+def test_own_blocks_are_the_default_of_a_large_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effort: str
+) -> None:
+    weights, (sentence,) = default_of(folder, tmp_path, effort=effort)
+    assert weights == "keep" and "Android too; --weights gguf keeps the folder's own blocks" in sentence
+    monkeypatch.setattr(choices, "LARGE", 100_000)
+    weights, (sentence,) = default_of(folder, tmp_path, effort=effort)
+    assert weights == GGUF
+    assert sentence.startswith("The bundle has the folder's own blocks, as 8-bit blocks would take 0.0 GB instead of ")
+    assert sentence.endswith("--weights keep makes one for every host.")
+
+
+def test_a_large_folder_is_kept_in_8_bits_where_kernels_are_absent(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnxruntimes_kernels: None
+) -> None:
+    monkeypatch.setattr(choices, "LARGE", 100_000)
+    monkeypatch.setattr(choices, "our_kernels_run", lambda **_: False)
+    weights, (sentence,) = default_of(folder, tmp_path, effort="quick")
+    assert weights == "keep" and "where edge-lm-kernels are installed, --weights gguf keeps the folder's" in sentence
+
+
+def test_kernels_of_before_gpt_oss_leave_a_large_folder_in_8_bits(
+    folder: Path, library: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "LARGE", 100_000)
+    monkeypatch.setattr(Kernels, "biased_experts", False)
+    checkpoint = open_checkpoint(str(folder))
+    assert choose_weights(checkpoint, None, quick=True, anew=False) == "keep"
+    assert "; where edge-lm-kernels are installed" in str(choices.described_default(checkpoint, "keep"))
+
+
+@pytest.mark.usefixtures("library")
+def test_run_makes_a_bundle_for_our_kernels_and_another_where_they_are_absent(folder: Path, own_cache: Path) -> None:
+    script = "import sys; from edge.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "run", str(folder), "hello", "--raw", "--max-tokens", "2"]
+    for kernels, said in (("", f"{folder}, once.\n"), ("off", "; edge export --weights int4 makes a smaller")):
+        variables = {**os.environ, "EDGE_KERNELS": kernels}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and said in done.stderr, done.stderr
+    assert len([*(own_cache / "bundles").glob("*.edge")]) == 2
+
+
+def test_the_sizes_of_both_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(str(folder))
+    monkeypatch.setattr(checkpoint, "shape", lambda name: (10**4, 10**4))  # 0.1 billion weights of each tensor
+    sentence = choices.described_default(checkpoint, GGUF)
+    experts = LAYERS * EXPERTS * len(EXPERT_PROJECTIONS)
+    others = len(checkpoint.names()) - experts
+    eight, own = 0.10625 * (experts + others), 0.053125 * experts + 0.10625 * others
+    assert sentence is not None and f"8-bit blocks would take {eight:.1f} GB instead of {own:.1f} GB" in sentence
+
+
+@pytest.mark.usefixtures("library")
+def test_what_needs_new_integers_or_another_device_gets_no_own_blocks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "LARGE", 100_000)
+    checkpoint = open_checkpoint(str(folder))
+    assert choose_weights(checkpoint, None, quick=True, anew=False) == GGUF
+    assert choose_weights(checkpoint, None, quick=True, anew=False, device=True) == "keep"
+    assert choose_weights(checkpoint, None, quick=False, anew=True) == "int4"
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder), "r": 2, "lora_alpha": 2})
+    )
+    rows = {"A": (2, 256), "B": (256, 2)}
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file(
+        {f"{module}.lora_{part}.weight": torch.ones(shape) for part, shape in rows.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    assert choose_weights(open_checkpoint(str(adapter)), None, quick=True, anew=False) == "keep"
+    with pytest.raises(ExportError, match="for folders with experts in MXFP4, and adapter is neither"):
+        export(adapter, tmp_path / "x.edge")

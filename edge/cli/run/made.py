@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge import __version__
+from edge.adapter import MODEL
 from edge.bundle import MANIFEST, Bundle, open_bundle
 from edge.cli.run.contents import Contents
 from edge.errors import BundleError, ExportError, InputError
@@ -21,6 +23,7 @@ from edge.gguf_parts import name_of
 from edge.home import cache_dir, mark_used
 
 KEPT = 8
+MAX_CONFIG = 1 << 20  # bytes of a model's configuration that is read
 LONGEST = 60  # characters of a model's name that a bundle's name has
 DIGITS = 16  # of the sha256 of a model's files
 _NAME = r".+-[0-9a-f]{16}-(?P<place>[0-9a-f]{8})\.edge"
@@ -35,11 +38,12 @@ def bundles_dir() -> Path:
 
 def target_of(given: Path, contents: Contents) -> Path:
     """Return the path of a model's bundle in the cache. Its name has a hash of the model's content and one of its path.
-    A model that was moved or renamed uses the bundle that it had before. A GGUF file has one bundle for our kernels,
-    which read it as it is, and another where they are not there."""
+    A model that was moved or renamed uses the bundle that it had before. A GGUF file, and a folder in MXFP4, has one
+    bundle for our kernels, which alone compute its blocks, and another where they are not there."""
     folder = bundles_dir()
     resolved = given.resolve()
-    form = b"" if given.suffix != ".gguf" or reads_in_place() else b"keep"
+    own = given.suffix == ".gguf" or in_mxfp4(given)
+    form = b"" if not own or reads_in_place() else b"keep"
     named = given if given.name.strip(".") else resolved
     model = named.name if named.is_dir() else name_of(named)
     model = re.sub(r"[^\w.-]", "_", model, flags=re.ASCII)[:LONGEST].lstrip(".-")
@@ -54,6 +58,15 @@ def reads_in_place() -> bool:
     from edge.runtime.kernels.library import computes_gguf, find_kernels
 
     return computes_gguf(find_kernels())
+
+
+def in_mxfp4(given: Path) -> bool:
+    """True if a folder says that its weights are in MXFP4; whoever opens it says what is wrong with it."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+        if (path := given / MODEL).stat().st_size <= MAX_CONFIG:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            return bool(config.get("quantization_config", {}).get("quant_method") == "mxfp4")
+    return False
 
 
 def kept() -> list[Bundle]:

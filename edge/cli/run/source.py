@@ -165,14 +165,16 @@ def _need_cache() -> bool:
 
 
 def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
-    from edge.cli.run.made import made, make_room, reads_in_place, trim
+    from edge.cli.run.made import in_mxfp4, made, make_room, reads_in_place, trim
 
     again = ""
     if os.path.lexists(target):
         again = ", because the one that is there is another version's or damaged, or its file was moved"
-    smaller = "edge export --weights int4" if contents.path.suffix == ".gguf" else "edge export"
-    _say(f"Making a bundle of {given}, once{again}; {smaller} makes a smaller and faster one in more time.")
-    if contents.path.suffix == ".gguf" and not reads_in_place():
+    file, experts = contents.path.suffix == ".gguf", in_mxfp4(contents.path)
+    smaller = "edge export --weights int4" if file or experts else "edge export"
+    smaller = "" if experts and reads_in_place() else f"; {smaller} makes a smaller and faster one in more time"
+    _say(f"Making a bundle of {given}, once{again}{smaller}.")
+    if file and not reads_in_place():
         _say(WITHOUT_KERNELS)
     make_room(target)
     _export_apart(given, contents, target)

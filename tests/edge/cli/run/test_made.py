@@ -201,3 +201,24 @@ def test_a_bundle_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(made.shutil, "rmtree", refuse)
     with pytest.raises(ExportError, match="is no bundle of yours, and cannot be removed: Operation not permitted"):
         make_room(target)
+
+
+@pytest.mark.parametrize(
+    ("config", "two"),
+    [
+        ('{"quantization_config": {"quant_method": "mxfp4"}}', True),
+        ('{"quantization_config": {"quant_method": "gptq"}}', False),
+        ('{"quantization_config": null}', False),
+        ('["mxfp4"]', False),
+        ("mxfp4", False),
+    ],
+)
+def test_a_folder_in_mxfp4_has_a_bundle_for_our_kernels_and_another_without_them(
+    config: str, two: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    targets = set()
+    for run in (True, False):
+        monkeypatch.setattr(made, "reads_in_place", lambda run=run: run)
+        targets.add(target_of(tmp_path, Contents("0123456789abcdef" * 4, {}, True)))
+    assert (len(targets) == 2) is two
