@@ -21,9 +21,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
+from edge.export.facts.experts import OF_EXPERT
+from edge.export.facts.mxfp4 import GGUF_BYTES
 from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, matrices, packed_with
 from edge.export.graph.families import experts_of, may_calibrate
 from edge.export.quantize import METHODS
+from edge.export.quantize.gguf import kept_experts
 from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
 from edge.runtime.memory.process import private_bytes
 from edge.runtime.sizes import show_size
@@ -142,7 +145,7 @@ class _Decoder:
         from edge.export.facts.family import heads_of, widest_of
 
         self.shapes = {name: checkpoint.shape(name) for name in matrices(checkpoint)}
-        counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        self.counts = counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
         layers = defaultdict[str, list[str]](list)
         for name in counts:
             if found := re.match(r"model\.layers\.\d+\.", name):
@@ -162,6 +165,15 @@ class _Decoder:
         self.hidden, self.vocab, self.heads = int(config.hidden_size), int(config.vocab_size), heads.query
         self.kv_row = 2 * heads.key_value * heads.dim  # of one layer
         self.row = (heads.query + 2 * heads.key_value) * heads.dim + 2 * widest_of(config) + 2 * self.hidden
+
+    def without(self, own: set[str]) -> tuple[int, int, int]:
+        """Weights of the largest layer and of the largest matrix in one, both without those that are `own`; and of
+        these, which are experts', those of the largest projection of a layer."""
+        rest = [[self.counts[name] for name in names if name not in own] for names in self._layers]
+        projections = defaultdict[tuple[str, str], int](int)
+        for each in filter(None, map(OF_EXPERT.fullmatch, own)):
+            projections[each[1], each[3]] += self.counts[each[0]]
+        return max(map(sum, rest)), max(max(layer, default=0) for layer in rest), max(projections.values(), default=0)
 
     def activations(self, tokens: int) -> int:
         """Bytes of all intermediate values of a layer."""
@@ -214,7 +226,7 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
         yield from _calibrated(sizes, options, len(checkpoint.tokenizer.tokens.lead))
     elif options.bits is not None and (experts := experts_of(checkpoint.config)) is not None:
         yield Stage("measuring what bits bring to experts", _by_expert(sizes, options, experts.chosen))
-    yield Stage("writing the weights", _writing(sizes, request))
+    yield Stage("writing the weights", _writing(sizes, request, _own_blocks(checkpoint, request.weights)))
     yield from _sessions(checkpoint, sizes, request)
 
 
@@ -287,17 +299,26 @@ def _by_expert(sizes: _Decoder, options: Options, chosen: int) -> int:
     return sizes.activations(tokens) + of_expert + variances + errors
 
 
-def _writing(sizes: _Decoder, request: Request) -> int:
+def _own_blocks(checkpoint: Checkpoint, weights: str) -> set[str]:
+    """The experts' matrices that stay in blocks of GGUF files: see `edge.export.quantize.gguf`."""
+    if not METHODS.find(weights).traits.get("gguf_blocks"):
+        return set()
+    blocks = set(kept_experts(checkpoint))
+    return {name for name in matrices(checkpoint) if (each := OF_EXPERT.fullmatch(name)) and each[1] in blocks}
+
+
+def _writing(sizes: _Decoder, request: Request, own: set[str]) -> int:
     """Return the bytes for writing the weights. A matrix is read, rounded, and joined with those that it is stored
-    with, while the others stay on disk."""
-    together = max(sizes.layer, sizes.embedding)
-    read = READING * max(sizes.matrix, sizes.embedding) * FLOAT
+    with, while the others stay on disk. own: of experts that keep their blocks all of a projection are one array."""
+    layer, matrix, projection = sizes.without(own)
+    together = max(layer, sizes.embedding)
+    read = READING * max(matrix, sizes.embedding) * FLOAT
     traits = METHODS.find(request.weights).traits
     if traits.get("calibrated"):  # it was rounded before
         return STACKED * 2 * together
     made = STACKED * together * (FLOAT if traits["bits"] > 8 else 2)
-    rotated = (4 * sizes.hidden**2 + 2 * sizes.matrix) * FLOAT if request.prefill else 0
-    return max(read, 2 * sizes.matrix * FLOAT) + made + rotated
+    rotated = (4 * sizes.hidden**2 + 2 * matrix) * FLOAT if request.prefill else 0
+    return max(read, 2 * matrix * FLOAT, math.ceil(projection * GGUF_BYTES)) + made + rotated
 
 
 def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iterator[Stage]:
@@ -306,7 +327,7 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     from edge.runtime.check.perplexity import CHUNK
     from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
 
-    packed = _packed(checkpoint, request.weights, request.options)
+    packed = _packed(checkpoint, request.weights, request.options, _own_blocks(checkpoint, request.weights))
     if request.prefill:
         packed += sizes.body + (sizes.embedding + 2 * sizes.hidden**2) * FLOAT
     row = sizes.kv_row * sizes.layers * FLOAT
@@ -322,11 +343,12 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
         yield Stage(DRAFTS, written, optional=not request.required)
 
 
-def _packed(checkpoint: Checkpoint, weights: str, options: Options) -> int:
+def _packed(checkpoint: Checkpoint, weights: str, options: Options, mapped: set[str]) -> int:
     """Bytes of the weights as onnxruntime's kernels keep them: as they are stored, with a float more for each block,
-    and floats as float32. An embedding that is no head stays in the file."""
+    and floats as float32. An embedding that is no head stays in the file. mapped: matrices that our kernels alone
+    compute, from a file."""
     traits = METHODS.find(weights).traits
-    names = matrices(checkpoint)
+    names = [name for name in matrices(checkpoint) if name not in mapped]
     if HEAD in names:
         names.remove(EMBEDDING)
     usual, size = float(traits["bits"]), 0.0

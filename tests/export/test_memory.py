@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from export_peak import peak_of
+from gguf_files import GPT_OSS, tiny_model
+from mxfp4_folders import write_mxfp4
 from safetensors.torch import save_file
 from texts import SENTENCES
 from transformers import AutoConfig
@@ -169,6 +171,35 @@ def test_an_export_takes_no_more_than_was_predicted(wide: Path, tmp_path: Path, 
     peak = call(peak_of, wide, tmp_path / "x.edge", weights, effort)
     assert peak.measured < peak.predicted
     assert peak.measured - peak.program > peak.largest / 3
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
+    """A random model whose experts, in MXFP4, are most of its weights."""
+    folder = tmp_path_factory.mktemp("mixture") / "mixture"
+    shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    sizes = {"hidden_size": 768, "intermediate_size": 768, "num_local_experts": 32, "num_hidden_layers": 2}
+    config = json.loads((folder / "config.json").read_text())
+    tokens = {name: config[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    return write_mxfp4(folder, tiny_model("gpt_oss", **GPT_OSS | sizes | tokens | {"max_position_embeddings": 512}))
+
+
+def test_experts_in_their_own_blocks_are_written_as_one_array_and_mapped(mixture: Path) -> None:
+    """32 of them in each of 2 layers, of 3 matrices with 590,000 weights."""
+    checkpoint, takes = open_checkpoint(str(mixture)), dict[str, dict[str, int]]()
+    for weights in ("gguf", "keep"):
+        stages = stages_of(checkpoint, Request(weights, Options(effort="quick"), 512, compare=False))
+        takes[weights] = {stage.name: stage.takes for stage in stages}
+    eight, own = (takes[weights]["writing the weights"] for weights in ("keep", "gguf"))
+    assert eight > 2 * 2 * 3 * 32 * 768**2 and 32 * 768**2 * 17 / 32 < own < eight / 10
+    assert takes["keep"]["the written graph"] - takes["gguf"]["the written graph"] > 2 * 3 * 32 * 768**2
+
+
+@pytest.mark.skipif(not process.private_bytes(), reason="the system does not tell")
+@pytest.mark.usefixtures("library")
+def test_an_export_of_own_blocks_takes_no_more_than_was_predicted(mixture: Path, tmp_path: Path) -> None:
+    peak = call(peak_of, mixture, tmp_path / "x.edge", "gguf", "quick")
+    assert peak.measured < peak.predicted < peak.program + 400_000_000
 
 
 def test_the_command_refuses_before_anything_is_loaded(
