@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from edge.export.facts import mxfp4
 from edge.export.facts.tensors import FLOATS, Format
 from edge.export.quantize.gptq_efforts import EFFORTS, budget_of, format_of
 from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import INT8_BLOCK
-from edge.export.request.choices import OTHER_FILES, Named, choose_weights, draft_tokens
+from edge.export.request.choices import OTHER_FILES, Named, choose_weights, draft_tokens, is_folder
 from edge.export.request.expected import Asked, expected
 from edge.export.request.export_request import QUICK, ExportRequest
 from edge.export.request.timeline import Stages, in_words
 
 EIGHT = Format(8, INT8_BLOCK, symmetric=True)
 OF_INT8 = {"Q8_0": Format(8, 32, symmetric=True)}  # types of GGUF files whose integers int8 has, too, and those of keep
-OF_KEEP = OF_INT8 | {"Q4_0": Format(4, 32, symmetric=True)}
+OF_KEEP = OF_INT8 | {"Q4_0": Format(4, 32, symmetric=True), "MXFP4": mxfp4.FORM}
 WORTH_S, WORTH = 20, 0.5  # quick is named where it saves so many seconds, and this part of them
 ALIKE = 0.05  # sizes that differ by less are called the same
 
@@ -66,12 +67,12 @@ def _differs(model: Named, asked: Asked, quick: Asked) -> list[str]:
 
 def _bytes(model: Named, asked: Asked) -> float:
     """Return the approximate size of the bundle in bytes."""
-    each = ((model.shape(name), model.stored_type(name)) for name in model.names())
-    return sum(_bits(asked, shape, kind) for shape, kind in each) / 8 + OTHER_FILES
+    each, folder = ((model.shape(name), model.stored_type(name)) for name in model.names()), is_folder(model)
+    return sum(_bits(asked, shape, kind, folder=folder) for shape, kind in each) / 8 + OTHER_FILES
 
 
-def _bits(asked: Asked, shape: tuple[int, ...], kind: str) -> float:
-    """Return the bits of a tensor in the bundle. kind: its type in the model's files."""
+def _bits(asked: Asked, shape: tuple[int, ...], kind: str, *, folder: bool) -> float:
+    """Return the bits of a tensor in the bundle. kind: its type in the model's files, which are a folder's or GGUF."""
     options, count = asked.options, math.prod(shape)
     if len(shape) != 2:
         return 32 * count
@@ -79,6 +80,6 @@ def _bits(asked: Asked, shape: tuple[int, ...], kind: str) -> float:
         budget = budget_of(options, EFFORTS[options.effort])
         bits = None if budget is None else options.bits or budget.by_default
         return format_of(options).size(*shape) if bits is None else bits * count
-    if asked.weights == "keep" and kind in FLOATS:
+    if asked.weights == "keep" and kind in FLOATS and not folder:
         return count * (32 if kind == "F32" else 16)
     return (OF_KEEP if asked.weights == "keep" else OF_INT8).get(kind, EIGHT).size(*shape)

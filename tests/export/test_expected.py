@@ -21,6 +21,7 @@ from edge.cli.progress import Countdown
 from edge.errors import CheckpointError
 from edge.export import checkpoint
 from edge.export.checkpoint import open_checkpoint
+from edge.export.facts.tensors import FLOATS, Format
 from edge.export.request import expected
 from edge.export.request.choices import count_weights
 from edge.export.request.expected import PRODUCTS, crowd
@@ -105,6 +106,25 @@ def test_quick_is_not_named_where_it_would_not_help_or_is_refused(model: dict[st
 def test_what_quick_does_without_is_said(asked: dict[str, Any], said: str) -> None:
     sentence, _ = forecast_of(llama(**SMOLLM2), **asked)
     assert "; --effort quick takes about" in sentence and sentence.endswith(said), sentence
+
+
+class Folder(Glance):
+    """A folder whose matrices are stored in blocks of integers that fit, or not at all."""
+
+    root = Path("some-model")
+
+    def form(self, name: str) -> Any:
+        return None if self.types[name] in FLOATS else Format(8, 32)
+
+
+@pytest.mark.parametrize(("quantized", "larger"), [("MXFP4", "1.7"), ("bitsandbytes-8", "1.6")])
+def test_what_a_quantized_folder_left_in_floats_counts_as_8_bits(quantized: str, larger: str) -> None:
+    """Half of the weights of a model whose bundle of the effort best has 5.2 bits a weight."""
+    plain = llama(**SMOLLM2, kind="BF16")
+    types = {name: quantized if ".mlp." in name else "BF16" for name in plain.shapes}
+    folder = Folder("some-model", "directory", plain.shapes, types)
+    sentence, _ = forecast_of(folder, effort="best")
+    assert f"makes a bundle that is {larger} times as large" in sentence
 
 
 def test_a_target_whose_graphs_nobody_timed_is_named() -> None:
