@@ -40,6 +40,8 @@ class Maker {
 
   Made Any() {
     const bool states = AllOperators().count({"edge", "LinearAttention"});  // an older library has none over states
+    const bool experts = AllOperators().count({"edge", "QMoE"});  // nor experts
+    if (experts && r.once_in(12)) return Experts();
     switch (r.from(0, states ? 10 : 8)) {
       case 0:
         return Product(nullptr, 0);
@@ -147,8 +149,8 @@ class Maker {
     return lent;
   }
 
-  // Gives a product a matrix of onnxruntime's blocks.
-  void Blocks(Node& node, int64_t inputs, int64_t columns) {
+  // Gives a product a matrix of onnxruntime's blocks. prefix: before the names of its attributes.
+  void Blocks(Node& node, int64_t inputs, int64_t columns, const std::string& prefix = "") {
     const bool by_row = inputs % 32 == 0 && r.once_in(4);
     const int bits = r.of({2, 4, 8}), block = static_cast<int>(by_row ? inputs : 32 << r.from(0, 3)),
               half = r.once_in(2);
@@ -164,9 +166,9 @@ class Maker {
     auto* packed = static_cast<uint8_t*>(std::malloc(size));
     edge_pack(bits, k, n, block, half, weights.data(), scales.data(), zeros ? points.data() : nullptr, packed);
     auto& attributes = node.attributes;
-    attributes["bits"] = int64_t{bits}, attributes["block_size"] = int64_t{block};
-    attributes["half"] = int64_t{half}, attributes["zero_points"] = int64_t{zeros};
-    attributes["lent"] = Lend(node, packed, size);
+    attributes[prefix + "bits"] = int64_t{bits}, attributes[prefix + "block_size"] = int64_t{block};
+    attributes[prefix + "half"] = int64_t{half}, attributes[prefix + "zero_points"] = int64_t{zeros};
+    attributes[prefix + "lent"] = Lend(node, packed, size);
   }
 
   // Gives a node matrices of a GGUF file side by side, of any types: all but the last fill their panels.
@@ -196,6 +198,36 @@ class Maker {
     node.attributes[prefix + "type"] = int64_t{type};
     node.attributes[prefix + "N"] = int64_t{columns};
     node.attributes[prefix + "lent"] = Lend(node, packed, size);
+  }
+
+  Made Experts() {
+    const int64_t count = r.from(1, 6), width = 16 * r.from(1, 6), wide = 16 * r.from(1, 4);
+    const bool gguf = r.once_in(2);
+    Made made;
+    made.node.op = "QMoE";
+    auto& attributes = made.node.attributes;
+    attributes = {{"experts", count}, {"k", r.from(1, count)}, {"normalize_routing_weights", r.from(0, 1)}};
+    auto matrix = [&](const std::string& prefix, int64_t inputs, int64_t columns) {
+      attributes[prefix + "K"] = inputs, attributes[prefix + "N"] = columns;
+      if (!gguf) return Blocks(made.node, inputs, columns, prefix);
+      attributes[prefix + "parts"] = int64_t{1};
+      Part(made.node, prefix + "part.0.", static_cast<int>(inputs), static_cast<int>(columns));
+    };
+    matrix("gate.", width, count * wide * (gguf ? 1 : 2));
+    if (gguf) matrix("up.", width, count * wide);
+    matrix("down.", wide, count * width);
+    if (r.once_in(3)) attributes["alpha"] = 1.702f, attributes["beta"] = 1.0f, attributes["limit"] = 7.0f;
+    const Shared rows = Floats(RowsOf(width));
+    const int64_t tokens = static_cast<int64_t>(rows->count()) / width;
+    made.node.inputs = {rows, Floats({tokens, count})};
+    if (r.once_in(2)) made.node.inputs.push_back(Floats({tokens, count}));
+    if (r.once_in(3)) {
+      made.node.inputs.resize(5);
+      made.node.inputs[3] = Floats({count, 2 * wide});
+      made.node.inputs[4] = Floats({count, width});
+    }
+    made.outputs = {Numbers(kFloat, rows->dims)};
+    return made;
   }
 
   Made GgufRows() {
