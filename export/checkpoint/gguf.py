@@ -159,16 +159,17 @@ class GGUFCheckpoint(Checkpoint):
         moved = self._moved(name)
         if info.type.name not in GGUF_TYPES or len(self.shape(name)) != 2 or OF_EXPERT.fullmatch(name):
             return None
-        if moved.rows is not None or moved.columns is not None:  # the matrix is not in the file as it is here
-            raw = self._in_order(name)
-            return None if raw is None else self._as_it_is(source, raw, self.shape(name)[1], 0, None)
+        if moved.rows is not None:  # the matrix is not in the file as it is here
+            found = self._as_it_is(source, self._raw(name)[moved.rows], self.shape(name)[1], 0, None)
+            return dataclasses.replace(found, inputs=moved.columns)
         heads = self._heads(name)
         turned = heads or self._heads_of(name) * self._paired
         if turned and info.shape[0] // turned % PANEL:
             return None
         raw = self._raw(name)
         before = self._parts.get(name, 0) * raw.nbytes
-        return self._as_it_is(source, raw, self.shape(name)[1], heads, before if in_place else None)
+        found = self._as_it_is(source, raw, self.shape(name)[1], heads, before if in_place else None)
+        return dataclasses.replace(found, inputs=moved.columns)
 
     def _in_order(self, name: str) -> NDArray[np.uint8] | None:
         """The bytes of a matrix, in transformers' order; None where no blocks of the file have its columns."""

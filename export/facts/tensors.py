@@ -81,7 +81,8 @@ class GgufTensor:
     of a weight that is a float.
     heads: how many heads the rows are of, whose two halves lie in turns; 0: rows are in transformers' order. place:
     the number of the file and the offset in it, where graphs read it there; None: it is written into the bundle.
-    below: another tensor of the file, whose rows follow; the first have a multiple of PANEL.
+    below: another tensor of the file, whose rows follow; the first have a multiple of PANEL. inputs: the places [K] of
+    transformers' columns in its rows, where these have another order.
     """
 
     raw: NDArray[np.uint8]
@@ -92,6 +93,7 @@ class GgufTensor:
     heads: int = 0
     place: tuple[int, int] | None = None
     below: GgufTensor | None = None
+    inputs: NDArray[np.int64] | None = None
 
     @property
     def tensors(self) -> list[GgufTensor]:

@@ -79,8 +79,8 @@ class StoredRows:
 class StoredGguf:
     """Matrices of a GGUF file side by side, in `weights.bin` or in the file, together [rows, columns].
 
-    weights: the bytes of each. types, heads: see `GgufTensor`. counts: rows of each, of which all but the last are
-    multiples of 16.
+    weights: the bytes of each. types, heads, inputs: see `GgufTensor`. counts: rows of each, of which all but the last
+    are multiples of 16.
     """
 
     weights: list[ir.ExternalTensor]
@@ -88,6 +88,7 @@ class StoredGguf:
     heads: list[int]
     counts: list[int]
     columns: int
+    inputs: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
@@ -136,7 +137,8 @@ class Weights:
             parts = [part for own in each for part in own]
         apart = len(parts) > 1 and any(isinstance(part, RowsTensor) and part.precise for part in parts)
         gguf = [part for part in parts if isinstance(part, GgufTensor)]
-        if len(gguf) == len(parts) and not any(len(part.raw) % PANEL for part in gguf[:-1]):
+        apart |= len(parts) > 1 and any(part.inputs is not None for part in gguf)
+        if len(gguf) == len(parts) and not apart and not any(len(part.raw) % PANEL for part in gguf[:-1]):
             return [self._store_gguf(stored_as, names, gguf, group)]
         if gguf:
             return [
@@ -268,6 +270,7 @@ class Weights:
             [part.heads for part in parts],
             [len(part.raw) for part in parts],
             parts[0].columns,
+            parts[0].inputs,
         )
         self._stored[stored_as] = stored
         return stored

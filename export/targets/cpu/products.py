@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edge.export.graph.operators import Value, scalar
 from edge.export.graph.weights import StoredFloat, StoredGguf, StoredRows
@@ -80,6 +81,8 @@ def product(op: CPU, x: Value | Rounded, matrix: Linear) -> Value:
         y = op.matmul(x, op.Cast(weight, to=FLOAT) if weight.dtype == FLOAT16 else weight, transposed=True)
         return y if matrix.bias is None else op.Add(y, matrix.bias)
     if isinstance(stored, StoredGguf):
+        if stored.inputs is not None:
+            x = _in_order(op, x, stored.inputs)
         return op.of_gguf.MatMulGguf(x, matrix.bias, *matrix.weights, **gguf_parts(stored))
     return op.fused.MatMulNBits(
         x,
@@ -94,6 +97,16 @@ def product(op: CPU, x: Value | Rounded, matrix: Linear) -> Value:
         block_size=stored.block_size,
         accuracy_level=INT8_ACTIVATIONS,
     )
+
+
+def _in_order(op: CPU, x: Value, places: NDArray[np.int64]) -> Value:
+    """x [B, S, K] with its channel j at places[j], of which those that stay neighbours are moved together."""
+    order, size = np.argsort(places), len(places)
+    starts = np.flatnonzero(np.diff(order, prepend=order[0]) != 1)  # of what follows each other
+    together = int(np.gcd.reduce(np.append(starts, size)))
+    moved = (order[::together] // together).tolist()
+    parts = op.Reshape(x, [0, 0, size // together, together])
+    return op.Reshape(op.Gather(parts, op.Constant(value_ints=moved), axis=2), [0, 0, size])
 
 
 def _of_rows(op: CPU, x: Rounded, matrix: Linear) -> Value:
