@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,8 @@ def is_ours(name: str) -> bool:
 
 
 def ratio(rounds: Rounds, peer: str, ours: str = OURS) -> Ratio:
-    """Ours over `peer`'s, round by round."""
-    ratios = [a / b for a, b in zip(rounds[ours], rounds[peer], strict=True)]
+    """Ours over `peer`'s, round by round; infinite over nothing that could be measured."""
+    ratios = [a / b if b else math.inf for a, b in zip(rounds[ours], rounds[peer], strict=True)]
     return Ratio(median(ratios), min(ratios), max(ratios))
 
 
@@ -66,7 +67,7 @@ def spread(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     low, _, high = quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2 / median(values)
+    return (high - low) / 2 / middle if (middle := median(values)) else 0.0
 
 
 def figures_table(metrics: Sequence[Metric], engines: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, ExportError
 
 # Of each expert, in its block; other names are turned into these where a checkpoint is read.
 GATE, UP, DOWN = EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -76,6 +76,20 @@ def check_experts(where: str, count: int, chosen: int, layers: int) -> None:
         )
     if not 1 <= chosen <= count:
         raise CheckpointError(f"{where} chooses {chosen} of {count} experts for each token; fetch it again.")
+
+
+def check_block(columns: int, block: int, *, zero_points: bool) -> None:
+    """Raise ExportError where operators do not take experts' matrices of these channels in blocks of this size."""
+    if columns % block:
+        raise ExportError(
+            f"The experts' matrices read {columns} channels, which blocks of {block} do not divide; choose a smaller "
+            "--block-size."
+        )
+    if zero_points and columns == block:
+        raise ExportError(
+            f"The experts' matrices have rows of one block of {block}, which onnxruntime takes without zero points "
+            "alone; choose --symmetric, or a smaller --block-size."
+        )
 
 
 def expert_name(block: str, expert: int, projection: str, part: str = "weight") -> str:

@@ -1,14 +1,15 @@
 """Bits for each expert: those that a text chooses often, with large weights, and that bear rounding worst get more.
 
 As in MC-MoE (Huang et al., 2024, arXiv:2410.06270), which takes 1 to 3 bits by how often an expert is chosen, by its
-weights and by its error. Here an expert's harm in a format is measured: the error of what it adds to each token that
-chooses it, relative to the residual stream that it is added to, as squares, added up over the tokens. A text in use
-chooses other experts than the one that is calibrated on: a tenth of its tokens are taken to choose any expert, all
-alike, which is measured on a few tokens that chose others.
+weights and by its error. Here an expert's harm in a format is measured: the sum, over the tokens that choose it, of the
+squared error of what it adds, relative to the square of the residual stream that it is added to. Texts in use choose
+other experts than the one that is calibrated on. So a tenth of the tokens are taken to be spread over all experts
+alike, whatever they chose, and each expert is measured on a few that chose others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, UP, expert_name
+from edge.export.facts.experts import DOWN, EXPERT_PROJECTIONS, GATE, OF_EXPERT, UP, expert_name
 from edge.export.facts.tensors import Format, LazyWeights, QTensor, Weight, matrices
 from edge.export.quantize.allocate import Unit, choose
 from edge.export.quantize.calibration import calibration_windows
@@ -39,32 +40,37 @@ METHOD = "searched"
 
 
 def quantize(checkpoint: Checkpoint, options: Options, few: Format, eight: Format) -> Mapping[str, Weight]:
-    """Every matrix of a checkpoint with experts by its name, in `options.bits` bits a weight on average, which is no
-    None. few: the format of experts with one for all, whose blocks they keep. eight: that of everything else.
+    """Every matrix of a checkpoint with experts by its name, in `options.bits` bits a weight on average.
+
+    few: the format that experts have where all have the same, whose block size stays. eight: that of all other
+    matrices.
 
     Raises:
         ExportError: they need more bits than were asked for.
     """
     assert options.bits is not None
-    windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS[options.effort].windows]
-    measuring = Measuring(checkpoint, [few._replace(bits=bits) for bits in BITS], list(windows))
-    reference = Reference(checkpoint, windows.shape[1], options.progress, measuring.doing)
-    reference.hidden(measuring.texts, measuring)
+    forms = [few._replace(bits=bits) for bits in BITS]
     names = matrices(checkpoint)
     sizes = {name: checkpoint.shape(name) for name in names}
-    units = measuring.units()
-    own = {name for unit in units for name in unit.names}
-    units += [Unit((name,), {eight: 0.0}, {eight: eight.size(*sizes[name])}) for name in names if name not in own]
+    experts = {name for name in names if OF_EXPERT.fullmatch(name)}
     count = sum(rows * columns for rows, columns in sizes.values())
-    if (chosen := choose(units, options.bits * count)) is None:
-        least = sum(min(unit.costs.values()) for unit in units) / count
+    least = sum((forms[0] if name in experts else eight).size(*sizes[name]) for name in names) / count
+    if options.bits < least:
         raise ExportError(
-            f"int4 takes {least:.2f} bits a weight or more here, with 2 bits for every expert; name more than "
-            f"{options.bits:.3g} with --bits, or a larger --size."
+            f"int4 takes {least:.3f} bits a weight here, with {BITS[0]} bits for every expert, and "
+            f"{options.bits:.3g} were asked for; name {math.ceil(100 * least) / 100:g} or more with --bits, or a "
+            "larger --size."
         )
+    windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS[options.effort].windows]
+    measuring = Measuring(checkpoint, forms, list(windows))
+    reference = Reference(checkpoint, windows.shape[1], options.progress, measuring.doing)
+    reference.hidden(measuring.texts, measuring)
+    others = (Unit((name,), {eight: 0.0}, {eight: eight.size(*sizes[name])}) for name in names if name not in experts)
+    chosen = choose([*measuring.units(), *others], options.bits * count)
+    assert chosen is not None, "the smallest formats take less"
 
     def make(name: str) -> Weight:
-        if name not in own:
+        if name not in experts:
             return round_rows(checkpoint, name, eight)
         return rounded(checkpoint.read(name), measuring.variances[name], chosen[name])
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from edge.errors import ExportError
 from edge.export.facts.experts import EXPERT_PROJECTIONS, OF_EXPERT, expert_name, stack_name
-from edge.export.facts.tensors import FLOATS, FloatTensor, LazyWeights, Weight, matrices
+from edge.export.facts.tensors import FLOATS, FloatTensor, Format, LazyWeights, Weight, matrices
 from edge.export.quantize.method import Options
-from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+from edge.export.quantize.rtn import INT8_BLOCK, round_rows
 
 if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
@@ -49,12 +49,13 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     def make(name: str) -> Weight:
         if (found := checkpoint.gguf_tensor(name, in_place=options.in_place)) is not None:
             return found
-        kind, values = checkpoint.stored_type(name), checkpoint.read(name)
+        kind = checkpoint.stored_type(name)
         if file and kind in FLOATS and all(checkpoint.stored_type(other) in FLOATS for other in _of_one_operator(name)):
+            values = checkpoint.read(name)
             return FloatTensor(values.astype(np.float16) if kind == "F16" else values)
         if kind == "MXFP4" and (exact := checkpoint.blocks(name)) is not None:
             return exact
-        return round_to_nearest(values, 8, INT8_BLOCK)
+        return round_rows(checkpoint, name, Format(8, INT8_BLOCK, symmetric=True))
 
     return LazyWeights(names, make)
 

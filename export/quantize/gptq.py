@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.facts.experts import OF_EXPERT
+from edge.export.facts.experts import OF_EXPERT, check_block
 from edge.export.facts.tensors import EMBEDDING, HEAD, Format, LazyWeights, Weight, matrices
 from edge.export.graph.families import may_calibrate
 from edge.export.quantize.gptq_efforts import BITS, EFFORTS, format_of, in_one_run
@@ -44,6 +44,8 @@ def _rounded(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             f"The layers of {checkpoint.name} cannot be calibrated, for they have experts, or are not like Llama's; "
             f"{more}."
         )
+    for columns in {checkpoint.shape(name)[1] for name in experts}:
+        check_block(columns, few.block_size, zero_points=not few.symmetric)
     if options.bits is not None:
         from edge.export.quantize.by_expert import quantize as by_expert
 

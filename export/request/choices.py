@@ -34,6 +34,7 @@ LARGE = 1_000_000_000
 SCALE = 4  # bytes
 EIGHT = 1 + SCALE / INT8_BLOCK  # bytes of a weight in 8-bit blocks
 
+OF_EXPERTS = 3 * (2 * 3 + 2)  # tensors of a layer: in 3 formats 2 matrices of 3 tensors, and 2 biases
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
 # Text to draft from: by default as many tokens as take about a minute on two cores, WORK multiplications by weights, at
@@ -153,10 +154,9 @@ def _has_own_blocks(folder: Named) -> bool:
 def our_kernels_run(*, experts: bool = False) -> bool:
     """True if kernels that compute blocks of GGUF files run here, without which no bundle of these can be checked.
     experts: gpt-oss's, too, which an older library does not compute."""
-    from edge.runtime.kernels.library import computes_gguf, find_kernels
+    from edge.runtime.kernels.library import reads_gguf
 
-    kernels = find_kernels()
-    return computes_gguf(kernels) and not (experts and kernels is not None and not kernels.biased_experts)
+    return reads_gguf(biased_experts=experts)
 
 
 def _is_widened(kind: str) -> bool:
@@ -215,7 +215,8 @@ def described_default(checkpoint: Checkpoint, weights: str) -> str | None:
             f"where edge-lm-kernels are installed, {others}, and is the default of a model of this size, as 8-bit "
             f"blocks take {eight}"
         )
-    return f"The bundle has blocks that every host computes, Android too; {others}."
+    android = "" if any(map(OF_EXPERT.fullmatch, checkpoint.names())) else ", Android too"
+    return f"The bundle has blocks that every host computes{android}; {others}."
 
 
 def _in_own_blocks(folder: Named) -> float:
@@ -236,7 +237,7 @@ def bits_within(size: int, checkpoint: Checkpoint, context: int, *, prefill: boo
     """
     names = matrices(checkpoint)
     count = sum(math.prod(checkpoint.shape(name)) for name in names)
-    vectors = 4 * (count_weights(checkpoint) - count) + PAGE * (3 * len(names) + len(checkpoint.names()))
+    vectors = 4 * (count_weights(checkpoint) - count) + PAGE * _most_tensors(checkpoint)
     rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES + _rotary(checkpoint, context)
     if prefill:
         layers = [checkpoint.shape(name) for name in names if name not in (EMBEDDING, HEAD)]
@@ -246,6 +247,13 @@ def bits_within(size: int, checkpoint: Checkpoint, context: int, *, prefill: boo
             f"A bundle of {checkpoint.name} takes up to {rest / 1e6:.1f} MB besides its matrices; name a larger --size."
         )
     return 8 * (size - rest) / count
+
+
+def _most_tensors(checkpoint: Named) -> int:
+    """Return the most tensors that a bundle has of a checkpoint's: the experts of a layer are few, in each format."""
+    alone = [name for name in checkpoint.names() if not OF_EXPERT.fullmatch(name)]
+    layers = {each[1] for name in checkpoint.names() if (each := OF_EXPERT.fullmatch(name))}
+    return 3 * sum(len(checkpoint.shape(name)) == 2 for name in alone) + len(alone) + OF_EXPERTS * len(layers)
 
 
 def _rotary(checkpoint: Checkpoint, context: int) -> int:

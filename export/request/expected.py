@@ -62,8 +62,7 @@ WHISPER = Measured(72.6e6, 1.0)  # whose stages have nothing to do column after 
 PRODUCTS, CORES = 130e9, 2  # multiplications and additions a second of that machine, by `speed`, and its cores
 PRODUCTS_TIMED = 500  # 10 µs each
 DRAFTS = 16_000  # tokens to draft from
-EXPERTS = r"\.experts\.|_exps\."  # in their tensors' names
-BY_EXPERT = 13  # products for the bits of each expert, of Granite 3 1B-A400M's shape
+EXPERTS = r"\.experts\.|_exps\.|\.block_sparse_moe\."  # in the names of their tensors, in folders and files
 
 
 def expected(model: Named, asked: Asked) -> Stages | None:
@@ -71,13 +70,15 @@ def expected(model: Named, asked: Asked) -> Stages | None:
     if model.embeds:
         return None
     names = [name for name in model.names() if len(model.shape(name)) > 1]
+    if any(re.search(EXPERTS, name) for name in names):
+        return None
     if model.config.get("is_encoder_decoder"):
         speech, t5 = (
             any(re.search(part, name) for name in names) for part in (r"encoder\.conv1", r"Attention|enc\.blk")
         )
         measured, rows = WHISPER, list(_encoder_decoder(asked, speech=speech, numpy=t5))
     else:
-        measured, rows = SMOLLM2, list(_decoder(asked, experts=any(re.search(EXPERTS, name) for name in names)))
+        measured, rows = SMOLLM2, list(_decoder(asked))
     if not rows:
         return None
     shapes = {name: model.shape(name) for name in names}
@@ -121,11 +122,11 @@ def _load() -> tuple[float, int]:
     return os.getloadavg()[0] if known else 0.0, os.cpu_count() or 1
 
 
-def _decoder(asked: Asked, *, experts: bool) -> Iterator[Row]:
+def _decoder(asked: Asked) -> Iterator[Row]:
     options, quick = asked.options, asked.options.effort == "quick"
     if asked.weights not in ("int4", "int8", "keep"):
         return
-    calibrated = asked.weights == "int4" and not experts
+    calibrated = asked.weights == "int4"
     in_one_run = calibrated and gptq_efforts.in_one_run(options)
     yield Row("opening the checkpoint", 2 if quick and (in_one_run or not calibrated) else 6)
     if in_one_run:
@@ -136,8 +137,6 @@ def _decoder(asked: Asked, *, experts: bool) -> Iterator[Row]:
         yield Row("running Torch on the check's text", products=3)
     if calibrated and not in_one_run:
         yield from _layers(options)
-    if asked.weights == "int4" and experts and options.bits is not None:
-        yield Row("measuring what bits bring", products=BY_EXPERT)
     yield Row("writing weights", products=3 if quick or calibrated else 9)
     if asked.compare:
         yield Row("checking against the model in float32", products=0.5 if quick else 2)

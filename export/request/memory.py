@@ -296,7 +296,7 @@ def _by_expert(sizes: _Decoder, options: Options, chosen: int) -> int:
     of_expert = 3 * (2 * READING * sizes.matrix * FLOAT) + _solving(ROWS, sizes.hidden, 1)
     variances = len(sizes.shapes) * 2 * sizes.hidden * FLOAT
     errors = tokens * chosen * len(BITS) * 2 * FLOAT
-    return sizes.activations(tokens) + of_expert + variances + errors
+    return 2 * sizes.row * tokens * FLOAT + of_expert + variances + errors
 
 
 def _own_blocks(checkpoint: Checkpoint, weights: str) -> set[str]:

@@ -30,7 +30,8 @@ constexpr int kAtATime = 8;           // rows that a thread rounds, or adds up
 
 const std::vector<int> kNoInputs;
 
-// The places that have chosen an expert. A place is a row's n-th expert, whose weight is not 0; here they are in the order of experts.
+// The places that have chosen an expert. A place is a row's n-th expert, whose weight is not 0; here they are in the
+// order of experts.
 struct Group {
   int expert, first, count;
 };

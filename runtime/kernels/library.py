@@ -235,6 +235,13 @@ def computes_gguf(kernels: Kernels | None) -> bool:
     return False
 
 
+def reads_gguf(*, biased_experts: bool = False) -> bool:
+    """True if kernels that compute blocks of GGUF files run here. biased_experts: gpt-oss's experts, too, which an
+    older library lacks."""
+    kernels = find_kernels()
+    return kernels is not None and computes_gguf(kernels) and not (biased_experts and not kernels.biased_experts)
+
+
 def _computes(kernels: Kernels) -> bool:
     """True if a few products have the results of the library's plain implementation."""
     return bool(kernels.calls.edge_check())

@@ -57,6 +57,11 @@ def test_goals_are_checked_in_the_direction_of_each_metric() -> None:
     ]
 
 
+def test_a_peer_of_which_nothing_could_be_measured_has_an_infinite_ratio() -> None:
+    assert report.ratio({"edge": [1.0, 2.0], "p": [0.0, 0.0]}, "p").value == float("inf")
+    assert report.spread([0.0, 0.0, 0.0]) == 0.0
+
+
 def test_a_peer_without_a_figure_is_a_dash_and_no_ratio() -> None:
     metric = report.Metric("decode @ 16", "tokens/s", True, DECODE)
     names = ["edge", "onnxruntime-genai", "llama.cpp", "openvino-genai"]

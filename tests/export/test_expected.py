@@ -132,6 +132,17 @@ def test_a_target_whose_graphs_nobody_timed_is_named() -> None:
     assert re.match(r"This takes about \d+ min, and longer for the graphs for npu-qualcomm; --effort", sentence)
 
 
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.experts.3.up_proj.weight", "blk.0.ffn_up_exps.weight",
+                                  "model.layers.0.block_sparse_moe.input_linear.weight"])  # fmt: skip
+def test_models_with_experts_are_not_estimated(name: str) -> None:
+    model = llama(**SMOLLM2)
+    shapes = {**model.shapes, name: (8, 64, 64)}
+    assert (
+        forecast(ExportRequest("some-model"), Glance("some-model", "gguf", shapes, dict.fromkeys(shapes, "F16")))
+        is None
+    )
+
+
 def test_what_nobody_measured_is_not_estimated() -> None:
     assert forecast(ExportRequest("some-model", weights="fp32"), llama(**SMOLLM2)) is None
 

@@ -348,10 +348,14 @@ def test_other_targets_refuse_experts_in_a_sentence(folder: Path, tmp_path: Path
     assert not any(tmp_path.iterdir())
 
 
-def test_options_that_need_other_layers_refuse_experts(folder: Path, tmp_path: Path) -> None:
+def test_options_that_need_other_layers_refuse_experts_before_anything_is_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.export.quantize.by_expert.Reference", lambda *_: pytest.fail("it was run"))
     for options, reason in (
         ({"weights": "int4", "perplexity": 1.05}, "they have experts.*; leave out --perplexity"),
-        ({"weights": "int4", "bits": 2.0}, "with 2 bits for every expert; name more than 2 with --bits"),
+        ({"weights": "int4", "bits": 2.0}, "with 2 bits for every expert, and 2 were asked for; name .* or more with"),
+        ({"weights": "int4", "bits": 5.5, "block_size": 128}, "blocks of 128 do not divide|rows of one block of 128"),
         ({"prefill_weights": "int8"}, "has experts"),
         ({"block_size": 128}, "which blocks of 128 do not divide"),
     ):

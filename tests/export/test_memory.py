@@ -17,7 +17,7 @@ from gguf_files import GPT_OSS, tiny_model
 from mxfp4_folders import write_mxfp4
 from safetensors.torch import save_file
 from texts import SENTENCES
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import edge
 from edge.children import call
@@ -200,6 +200,21 @@ def test_experts_in_their_own_blocks_are_written_as_one_array_and_mapped(mixture
 def test_an_export_of_own_blocks_takes_no_more_than_was_predicted(mixture: Path, tmp_path: Path) -> None:
     peak = call(peak_of, mixture, tmp_path / "x.edge", "gguf", "quick")
     assert peak.measured < peak.predicted < peak.program + 400_000_000
+
+
+@pytest.mark.skipif(not process.private_bytes(), reason="the system does not tell")
+def test_measuring_experts_takes_no_more_than_was_predicted(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8}
+    tiny = json.loads((tiny_checkpoint / "config.json").read_text())
+    tokens = {name: tiny[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmoe", **sizes, **tokens))
+    model.save_pretrained(tmp_path / "experts")
+    for file in tiny_checkpoint.glob("*token*"):
+        shutil.copy(file, tmp_path / "experts")
+    peak = call(peak_of, tmp_path / "experts", tmp_path / "x.edge", "int4", "normal", 5.5)
+    assert peak.measured < peak.predicted
+    assert peak.measured - peak.program > peak.largest / 3
 
 
 def test_the_command_refuses_before_anything_is_loaded(

@@ -144,7 +144,7 @@ def test_own_blocks_are_the_default_of_a_large_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effort: str
 ) -> None:
     weights, (sentence,) = default_of(folder, tmp_path, effort=effort)
-    assert weights == "keep" and "Android too; --weights gguf keeps the folder's own blocks" in sentence
+    assert weights == "keep" and "every host computes; --weights gguf keeps the folder's own blocks" in sentence
     monkeypatch.setattr(choices, "LARGE", 100_000)
     weights, (sentence,) = default_of(folder, tmp_path, effort=effort)
     assert weights == GGUF

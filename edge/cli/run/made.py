@@ -42,8 +42,9 @@ def target_of(given: Path, contents: Contents) -> Path:
     bundle for our kernels, which alone compute its blocks, and another where they are not there."""
     folder = bundles_dir()
     resolved = given.resolve()
-    own = given.suffix == ".gguf" or in_mxfp4(given)
-    form = b"" if not own or reads_in_place() else b"keep"
+    experts = in_mxfp4(given)
+    own = experts or given.suffix == ".gguf"
+    form = b"" if not own or reads_in_place(biased_experts=experts) else b"keep"
     named = given if given.name.strip(".") else resolved
     model = named.name if named.is_dir() else name_of(named)
     model = re.sub(r"[^\w.-]", "_", model, flags=re.ASCII)[:LONGEST].lstrip(".-")
@@ -53,11 +54,12 @@ def target_of(given: Path, contents: Contents) -> Path:
     return target if target.exists() else next(others, target)
 
 
-def reads_in_place() -> bool:
-    """True if the weights of GGUF files are read where they are: if our kernels run."""
-    from edge.runtime.kernels.library import computes_gguf, find_kernels
+def reads_in_place(*, biased_experts: bool = False) -> bool:
+    """True if the weights of GGUF files are read where they are: if our kernels run. biased_experts: and compute
+    gpt-oss's experts."""
+    from edge.runtime.kernels.library import reads_gguf
 
-    return computes_gguf(find_kernels())
+    return reads_gguf(biased_experts=biased_experts)
 
 
 def in_mxfp4(given: Path) -> bool:

@@ -171,9 +171,10 @@ def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
     if os.path.lexists(target):
         again = ", because the one that is there is another version's or damaged, or its file was moved"
     file, experts = contents.path.suffix == ".gguf", in_mxfp4(contents.path)
-    smaller = "edge export --weights int4" if file or experts else "edge export"
-    smaller = "" if experts and reads_in_place() else f"; {smaller} makes a smaller and faster one in more time"
-    _say(f"Making a bundle of {given}, once{again}{smaller}.")
+    command = "edge export --weights int4" if file or experts else "edge export"
+    smallest = experts and reads_in_place(biased_experts=True)
+    more = "" if smallest else f"; {command} makes a smaller and faster one in more time"
+    _say(f"Making a bundle of {given}, once{again}{more}.")
     if file and not reads_in_place():
         _say(WITHOUT_KERNELS)
     make_room(target)

@@ -90,7 +90,7 @@ class Member(Integers):
             expert = Member(self.where, self._scales, i, self._rows)
             packed, exponents = expert._read(slice(None))
             if exponents.max(initial=0) > SAFE:
-                expert.unpacked(slice(None))  # refuses what no float holds
+                raise misfit(self._scales, "in part too large for 32-bit floats")
             gguf_blocks(packed, exponents, raw[i])
         return GgufTensor(raw.reshape(count * rows, -1), columns, GGUF_TYPE, self.type, GGUF_TYPES[self.type])
 

@@ -1,8 +1,8 @@
 """Experts by onnxruntime's operators: integers in blocks by one that runs the chosen experts alone; floats, which are
 there to be compared with, by products with all of them. Weights of GGUF files are for one of ours.
 
-That operator has one format for all of its experts. Those of several are several operators, each of which gets the
-weights that its experts have among all, and adds what is chosen of them: for the others a weight is 0."""
+That operator has one format for all of its experts. Experts of several formats are several operators. Each gets the
+weights of its own experts, which are 0 for those that a token does not choose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from edge.errors import ExportError
-from edge.export.facts.experts import EXPERT_PROJECTIONS
+from edge.export.facts.experts import EXPERT_PROJECTIONS, check_block
 from edge.export.graph.operators import Value, scalar
 from edge.export.graph.weights import StoredBlocks, StoredFloat, StoredGguf
 from edge.export.targets.cpu.products import gguf_parts
@@ -118,16 +118,7 @@ def _check(stored: StoredBlocks, block: int) -> None:
         raise ExportError(
             f"The experts' matrices are in blocks of {block} and of {stored.block_size}; choose one --block-size."
         )
-    if stored.columns % block:
-        raise ExportError(
-            f"The experts' matrices read {stored.columns} channels, which blocks of {block} do not divide; choose a "
-            "smaller --block-size."
-        )
-    if stored.zero_points is not None and stored.columns == block:
-        raise ExportError(
-            f"The experts' matrices have rows of one block of {block}, which onnxruntime takes without zero points "
-            "alone; choose --symmetric, or a smaller --block-size."
-        )
+    check_block(stored.columns, block, zero_points=stored.zero_points is not None)
 
 
 def _of_floats(

@@ -219,6 +219,6 @@ def test_a_folder_in_mxfp4_has_a_bundle_for_our_kernels_and_another_without_them
     (tmp_path / "config.json").write_text(config)
     targets = set()
     for run in (True, False):
-        monkeypatch.setattr(made, "reads_in_place", lambda run=run: run)
+        monkeypatch.setattr(made, "reads_in_place", lambda run=run, **_: run)
         targets.add(target_of(tmp_path, Contents("0123456789abcdef" * 4, {}, True)))
     assert (len(targets) == 2) is two

@@ -243,7 +243,7 @@ data class Manifest(
         }
         if (weights == GGUF) {
             throw BundleException(
-                "$where has the weights of a GGUF file as they are, which this app does not run; export the file with --weights keep.",
+                "$where has weights in the blocks of GGUF files, which this app does not run; export the model with --weights keep.",
             )
         }
         val fault = ManifestChecks(this).fault() ?: return

@@ -86,7 +86,12 @@ internal object Ort {
                 return session
             }
         } catch (e: OrtException) {
-            throw BundleException("${bundle.file(graph.path)} cannot be loaded: ${e.message}", e)
+            throw BundleException("${bundle.file(graph.path)} cannot be loaded: ${reason(e.message.orEmpty(), version)}", e)
         }
     }
+
+    /** Why a graph was not loaded: what onnxruntime of this [version] says, or what to do about it. */
+    fun reason(message: String, version: String): String =
+        if ("QMoE" !in message) message
+        else "onnxruntime $version does not compute experts as edge writes them; use 1.31 or later, or another model."
 }

@@ -111,8 +111,8 @@ class HostileBundleTest {
     }
 
     @Test
-    fun `the weights of a GGUF file as they are are refused`() {
-        refused("weights of a GGUF file as they are, which this app does not run") {
+    fun `weights in the blocks of GGUF files are refused`() {
+        refused("weights in the blocks of GGUF files, which this app does not run") {
             parse(with(listOf("weights"), JsonPrimitive("gguf")).toString())
         }
     }
