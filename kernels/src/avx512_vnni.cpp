@@ -146,16 +146,19 @@ struct Avx512Vnni : Plain, QueryInBytes {
   static void Gguf(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
                    Dots (*dots)[kVectors][T::kHalves]) {
     for (int v = 0; v < kVectors; v++) {
-      const uint8_t* step = packed[v] + at;
 #pragma GCC unroll 8
       for (int g = 0; g < T::kBits; g++)
-        _mm_prefetch(reinterpret_cast<const char*>(step + g * 64 + kAhead), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(packed[v] + at + g * 64 + kAhead), _MM_HINT_T0);
+    }
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; i++) {
-        const __m512i part = T::template Quad<Avx512Vnni>(step, i);
-        for (int m = 0; m < kRows; m++) {
+    for (int i = 0; i < 8; i++) {
+      __m512i parts[kVectors];
+      for (int v = 0; v < kVectors; v++) parts[v] = T::template Quad<Avx512Vnni>(packed[v] + at, i);
+      for (int m = 0; m < kRows; m++) {
+        const __m512i four = Four(values + static_cast<size_t>(m) * stride + 4 * i);
+        for (int v = 0; v < kVectors; v++) {
           auto& to = dots[m][v][i * T::kHalves / 8];
-          to = _mm512_dpbusd_epi32(to, part, Four(values + static_cast<size_t>(m) * stride + 4 * i));
+          to = _mm512_dpbusd_epi32(to, parts[v], four);
         }
       }
     }
@@ -163,6 +166,7 @@ struct Avx512Vnni : Plain, QueryInBytes {
 
   template <class T>
   static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
+    if (rows.count > 8) GgufColumns<Avx512Vnni, T, 6, 2>(w, rows, out, vector, end);
     GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
   }
 
@@ -173,8 +177,11 @@ struct Avx512Vnni : Plain, QueryInBytes {
     GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
   }
 
+  // Two panels share what they load of a row: each product takes two loads otherwise, of which a core has two at a time.
+  // With few rows weights wait for memory, and one stream of them is faster.
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
+    if (rows.count > 16) Columns<Avx512Vnni, kBits, 6, 2>(w, rows, out, vector, end);
     if (rows.count > 8) Columns<Avx512Vnni, kBits, 12, 1>(w, rows, out, vector, end);
     Columns<Avx512Vnni, kBits, 8, 1>(w, rows, out, vector, end);
   }

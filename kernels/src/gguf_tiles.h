@@ -126,19 +126,23 @@ inline void GgufTile(const GgufWeights& w, const GgufRows& rows, float* out, int
       V::template Gguf<T, kRows, kVectors>(packed, at, values, w.inputs, dots);
       for (int h = 0; h < T::kHalves; h++) {
         const int group = s * T::kHalves + h;
+        typename V::Floats of[kVectors];  // the group's scales, then its minima
         for (int v = 0; v < kVectors; v++) {
-          auto scale = d[v];
-          if (T::kScaled) scale = V::Mul(scale, V::FromInts(V::LoadSigned(integers[v] + group * kPanel)));
-          for (int m = 0; m < kRows; m++)
-            acc[m][v] = V::Add(V::Scaled(scale, scales[static_cast<size_t>(m) * steps]), dots[m][v][h], acc[m][v]);
-          if constexpr (T::kMinimum) {
-            auto less = dmin[v];
+          of[v] = d[v];
+          if (T::kScaled) of[v] = V::Mul(of[v], V::FromInts(V::LoadSigned(integers[v] + group * kPanel)));
+        }
+        for (int m = 0; m < kRows; m++)
+          for (int v = 0; v < kVectors; v++)
+            acc[m][v] = V::Add(V::Scaled(of[v], scales[static_cast<size_t>(m) * steps]), dots[m][v][h], acc[m][v]);
+        if constexpr (T::kMinimum) {
+          for (int v = 0; v < kVectors; v++) {
+            of[v] = dmin[v];
             if (T::kScaled)
-              less = V::Mul(less, V::FromInts(V::LoadBytes(integers[v] + (T::kGroups + group) * kPanel)));
-            for (int m = 0; m < kRows; m++) {
-              const float taken = scales[static_cast<size_t>(m) * steps] * static_cast<float>(sum_of(m, h));
-              acc[m][v] = V::Fma(less, V::Every(-taken), acc[m][v]);
-            }
+              of[v] = V::Mul(of[v], V::FromInts(V::LoadBytes(integers[v] + (T::kGroups + group) * kPanel)));
+          }
+          for (int m = 0; m < kRows; m++) {
+            const float taken = scales[static_cast<size_t>(m) * steps] * static_cast<float>(sum_of(m, h));
+            for (int v = 0; v < kVectors; v++) acc[m][v] = V::Fma(of[v], V::Every(-taken), acc[m][v]);
           }
         }
       }

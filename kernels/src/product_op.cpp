@@ -120,7 +120,8 @@ class Product : public Kernel {
     const bool alone = bytes * ((count + 3) / 4) < call.team.least();
     const size_t shares = call.team.threads(), pieces = alone ? 1 : (least + shares - 1) / shares * shares;
     const int panels = (columns + kPanel - 1) / kPanel;
-    const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
+    int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
+    if (count >= kManyRows) each += each % 2;  // forms take two panels of many rows together
     call.team.ShareBy(panels, each, [&](int first, int last) {
       if (gate_)
         Gated(rounded, first, last, out);
