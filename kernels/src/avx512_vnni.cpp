@@ -1,5 +1,8 @@
 #include <immintrin.h>
 
+#include <chrono>
+#include <vector>
+
 #include "avx256.h"
 #include "processor.h"
 
@@ -166,7 +169,7 @@ struct Avx512Vnni : Plain, QueryInBytes {
 
   template <class T>
   static void WalkGguf(const GgufWeights& w, const GgufRows& rows, float* out, int vector, int end) {
-    if (rows.count > 8) GgufColumns<Avx512Vnni, T, 6, 2>(w, rows, out, vector, end);
+    if (rows.count > 8 && TwoPanels()) GgufColumns<Avx512Vnni, T, 6, 2>(w, rows, out, vector, end);
     GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
   }
 
@@ -177,13 +180,40 @@ struct Avx512Vnni : Plain, QueryInBytes {
     GgufColumns<Avx512Vnni, T, 8, 1>(w, rows, out, vector, end);
   }
 
-  // Two panels share what they load of a row: each product takes two loads otherwise, of which a core has two at a time.
-  // With few rows weights wait for memory, and one stream of them is faster.
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
-    if (rows.count > 16) Columns<Avx512Vnni, kBits, 6, 2>(w, rows, out, vector, end);
+    if (rows.count > 16 && TwoPanels()) Columns<Avx512Vnni, kBits, 6, 2>(w, rows, out, vector, end);
     if (rows.count > 8) Columns<Avx512Vnni, kBits, 12, 1>(w, rows, out, vector, end);
     Columns<Avx512Vnni, kBits, 8, 1>(w, rows, out, vector, end);
+  }
+
+  // Whether many rows are multiplied faster with two panels at a time, which share what they load of a row, than with
+  // one. Some processors wait for these loads (Zen 5), others for registers: both are tried once, for 0.1 ms. With few
+  // rows weights wait for memory, and one stream of them is faster everywhere.
+  static bool TwoPanels() {
+    static const bool faster = [] {
+      constexpr int inputs = 512, columns = 2 * kPanel, block = 32, count = 48;
+      const std::vector<uint8_t> weights(inputs * columns / 2, 0x5a);
+      const std::vector<float> scales(inputs / block * columns, 1), of_rows(count * inputs / block, 1);
+      const std::vector<int8_t> values(count * inputs, 1);
+      const std::vector<int32_t> sums(count * inputs / block, block);
+      std::vector<float> out(count * columns);
+      const Weights w{weights.data(), scales.data(), nullptr, nullptr, inputs, columns, block, 4, 0};
+      const Rows rows{values.data(), of_rows.data(), sums.data(), count};
+      double best[2] = {1, 1};
+      for (int turn = 0; turn < 12; turn++) {
+        const auto start = std::chrono::steady_clock::now();
+        int vector = 0;
+        if (turn % 2)
+          Columns<Avx512Vnni, 4, 6, 2>(w, rows, out.data(), vector, 2);
+        else
+          Columns<Avx512Vnni, 4, 12, 1>(w, rows, out.data(), vector, 2);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        best[turn % 2] = std::min(best[turn % 2], took.count());
+      }
+      return best[1] < best[0];
+    }();
+    return faster;
   }
 };
 
