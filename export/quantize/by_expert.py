@@ -3,8 +3,8 @@
 As in MC-MoE (Huang et al., 2024, arXiv:2410.06270), which takes 1 to 3 bits by how often an expert is chosen, by its
 weights and by its error. Here an expert's harm in a format is measured: the sum, over the tokens that choose it, of the
 squared error of what it adds, relative to the square of the residual stream that it is added to. Texts in use choose
-other experts than the one that is calibrated on. So a tenth of the tokens are taken to be spread over all experts
-alike, whatever they chose, and each expert is measured on a few that chose others.
+other experts than the one that is calibrated on. So a tenth of the tokens count as if they had chosen all experts
+alike, and each expert is measured on a few tokens that chose others, too.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def quantize(checkpoint: Checkpoint, options: Options, few: Format, eight: Forma
     sizes = {name: checkpoint.shape(name) for name in names}
     experts = {name for name in names if OF_EXPERT.fullmatch(name)}
     count = sum(rows * columns for rows, columns in sizes.values())
-    least = sum((forms[0] if name in experts else eight).size(*sizes[name]) for name in names) / count
-    if options.bits < least:
+    smallest = sum((forms[0] if name in experts else eight).size(*sizes[name]) for name in names)
+    if options.bits * count < smallest:
         raise ExportError(
-            f"int4 takes {least:.3f} bits a weight here, with {BITS[0]} bits for every expert, and "
-            f"{options.bits:.3g} were asked for; name {math.ceil(100 * least) / 100:g} or more with --bits, or a "
-            "larger --size."
+            f"int4 takes {smallest / count:.3f} bits a weight here, with {BITS[0]} bits for every expert, and "
+            f"{options.bits:.3g} were asked for; name {math.floor(100 * smallest / count + 1) / 100:g} or more with "
+            "--bits, or a larger --size."
         )
     windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS[options.effort].windows]
     measuring = Measuring(checkpoint, forms, list(windows))

@@ -44,7 +44,7 @@ def _rounded(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             f"The layers of {checkpoint.name} cannot be calibrated, for they have experts, or are not like Llama's; "
             f"{more}."
         )
-    for columns in {checkpoint.shape(name)[1] for name in experts}:
+    for columns in sorted({checkpoint.shape(name)[1] for name in experts}):
         check_block(columns, few.block_size, zero_points=not few.symmetric)
     if options.bits is not None:
         from edge.export.quantize.by_expert import quantize as by_expert

@@ -34,7 +34,7 @@ LARGE = 1_000_000_000
 SCALE = 4  # bytes
 EIGHT = 1 + SCALE / INT8_BLOCK  # bytes of a weight in 8-bit blocks
 
-OF_EXPERTS = 3 * (2 * 3 + 2)  # tensors of a layer: in 3 formats 2 matrices of 3 tensors, and 2 biases
+TENSORS_OF_EXPERTS = 3 * (2 * 3 + 2)  # of a layer: in 3 formats 2 matrices of 3 tensors, and 2 biases
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
 # Text to draft from: by default as many tokens as take about a minute on two cores, WORK multiplications by weights, at
@@ -237,7 +237,7 @@ def bits_within(size: int, checkpoint: Checkpoint, context: int, *, prefill: boo
     """
     names = matrices(checkpoint)
     count = sum(math.prod(checkpoint.shape(name)) for name in names)
-    vectors = 4 * (count_weights(checkpoint) - count) + PAGE * _most_tensors(checkpoint)
+    vectors = 4 * (count_weights(checkpoint) - count) + PAGE * _maximum_of_tensors(checkpoint)
     rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES + _rotary(checkpoint, context)
     if prefill:
         layers = [checkpoint.shape(name) for name in names if name not in (EMBEDDING, HEAD)]
@@ -249,11 +249,11 @@ def bits_within(size: int, checkpoint: Checkpoint, context: int, *, prefill: boo
     return 8 * (size - rest) / count
 
 
-def _most_tensors(checkpoint: Named) -> int:
-    """Return the most tensors that a bundle has of a checkpoint's: the experts of a layer are few, in each format."""
+def _maximum_of_tensors(checkpoint: Named) -> int:
+    """Return the maximum number of tensors of a bundle, in which the experts of a layer are a few in each format."""
     alone = [name for name in checkpoint.names() if not OF_EXPERT.fullmatch(name)]
     layers = {each[1] for name in checkpoint.names() if (each := OF_EXPERT.fullmatch(name))}
-    return 3 * sum(len(checkpoint.shape(name)) == 2 for name in alone) + len(alone) + OF_EXPERTS * len(layers)
+    return 3 * sum(len(checkpoint.shape(name)) == 2 for name in alone) + len(alone) + TENSORS_OF_EXPERTS * len(layers)
 
 
 def _rotary(checkpoint: Checkpoint, context: int) -> int:

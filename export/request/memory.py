@@ -12,22 +12,20 @@ mapped file that they come from. docs/lab/quantization.md compares predictions a
 from __future__ import annotations
 
 import math
-import re
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
 from edge.export.facts.experts import OF_EXPERT
 from edge.export.facts.mxfp4 import GGUF_BYTES
-from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, matrices, packed_with
+from edge.export.facts.tensors import EMBEDDING, FLOATS, GGUF_TYPES, HEAD, matrices
 from edge.export.graph.families import experts_of, may_calibrate
 from edge.export.quantize import METHODS
 from edge.export.quantize.gguf import kept_experts
 from edge.export.quantize.method import FORMATS, OWN_TEXT, TUNING, Options
+from edge.export.request.decoder_sizes import ATTENTION, FLOAT, STATES, DecoderSizes, solving_bytes
 from edge.runtime.memory.process import private_bytes
 from edge.runtime.sizes import show_size
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from edge.export.facts.checkpoint import Checkpoint
 
 MB = 10**6
-FLOAT = 4  # bytes
 
 # What importing takes (Linux, x86-64, Python 3.11, torch 2.13, transformers 5.23), and what programs differ by.
 LIBRARIES = {"torch": 275 * MB, "transformers": 120 * MB, "onnxscript": 65 * MB, "onnxruntime": 10 * MB}
@@ -46,17 +43,12 @@ RESERVE = 0.05  # of a prediction
 DRAFTS = "the text to draft from"
 
 READING = 2  # copies of a tensor that is read: a GGUF's blocks become floats in parts that are then joined
-FACTOR = 36  # bytes of the second moment of a matrix's inputs: itself, in order, and its factor in float64
-MOMENT = 20  # bytes of what is left of that while rows are solved
-SOLVING = 48  # bytes of each weight of these rows
-PROJECTED = 12  # bytes of each input of a text that has no moment, and of what goes from block to block
-ATTENTION = 5  # copies of the scores [heads, S, S], where attention hands them out
-STATES = 6  # of each of a layer's activations
 CHECKED = 10  # rows of logits that are compared, and what that makes of them
 SCALED = 7  # floats of each block whose scale is tuned: itself, its change, gradients and moments
 PARAGRAPH = 512  # tokens of a text that vectors are compared on
 SENTENCE, HEAD_DIM = 64, 32  # tokens of an encoder-decoder's check at most, and channels of its heads at least
 ROUNDED = 1.5  # bytes of an encoder's or a decoder's weights in 8 bits: some are packed twice
+MIXED = 3  # copies of what mixers make in the reference
 STACKED = 2  # copies of matrices that are stored as one
 
 
@@ -138,80 +130,11 @@ def stages_of(checkpoint: Checkpoint, request: Request) -> list[Stage]:
     return list(_decoder(checkpoint, request))
 
 
-class _Decoder:
-    """Counts of a decoder's weights and of the values that a step computes."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        from edge.export.facts.family import heads_of, widest_of
-
-        self.shapes = {name: checkpoint.shape(name) for name in matrices(checkpoint)}
-        self.counts = counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        layers = defaultdict[str, list[str]](list)
-        for name in counts:
-            if found := re.match(r"model\.layers\.\d+\.", name):
-                layers[found[0]].append(name)
-        in_layers = [name for names in layers.values() for name in names]
-        self.layers = len(layers)
-        self.total = sum(counts.values())
-        self.body = sum(counts[name] for name in in_layers)
-        self.vocabulary = self.total - self.body  # embedding, and a head of its own
-        self.embedding = counts[EMBEDDING]
-        self.layer = max(sum(counts[name] for name in names) for names in layers.values())
-        self.matrix = max(counts[name] for name in in_layers)  # the largest one of a layer
-        self._layers = list(layers.values())
-        self.moments = max(sum(self.shapes[name][1] ** 2 for name in names) for names in layers.values())
-        config = SimpleNamespace(**checkpoint.config)
-        heads = heads_of(config)
-        self.hidden, self.vocab, self.heads = int(config.hidden_size), int(config.vocab_size), heads.query
-        self.kv_row = 2 * heads.key_value * heads.dim  # of one layer
-        self.row = (heads.query + 2 * heads.key_value) * heads.dim + 2 * widest_of(config) + 2 * self.hidden
-
-    def without(self, own: set[str]) -> tuple[int, int, int]:
-        """Weights of the largest layer and of the largest matrix in one, both without those that are `own`; and of
-        these, which are experts', those of the largest projection of a layer."""
-        rest = [[self.counts[name] for name in names if name not in own] for names in self._layers]
-        projections = defaultdict[tuple[str, str], int](int)
-        for each in filter(None, map(OF_EXPERT.fullmatch, own)):
-            projections[each[1], each[3]] += self.counts[each[0]]
-        return max(map(sum, rest)), max(max(layer, default=0) for layer in rest), max(projections.values(), default=0)
-
-    def activations(self, tokens: int) -> int:
-        """Bytes of all intermediate values of a layer."""
-        return tokens * self.row * STATES * FLOAT
-
-    def scores(self, tokens: int) -> int:
-        """Bytes of the scores of a layer's attention."""
-        return self.heads * tokens**2 * ATTENTION * FLOAT
-
-    def solving(self, most: int, side_by_side: int = 1, tokens: float = math.inf) -> int:
-        """Maximum bytes to solve a matrix of a layer with those packed with it, up to `most` rows at a time, and
-        `side_by_side` of them at a time. tokens: of the text, where it is there as a whole."""
-        found = [0]
-        for names in self._layers:
-            together = {tuple(packed_with(name, names)) for name in names}
-            shapes = [(sum(self.shapes[name][0] for name in each), self.shapes[each[0]][1]) for each in together]
-            takes = sorted(_solving(min(most, rows), columns, tokens) for rows, columns in shapes)
-            found.append(sum(takes[-side_by_side:]))
-        return max(found)
-
-    def states(self, tokens: int) -> int:
-        """Bytes of the hidden states between layers."""
-        return tokens * self.hidden * FLOAT
-
-
-def _solving(rows: int, columns: int, tokens: float = math.inf) -> int:
-    from edge.export.quantize.conditioned import FEW
-
-    if tokens < FEW * columns:  # their moment is not made
-        return int(tokens) * (columns + int(tokens)) * PROJECTED + rows * columns * SOLVING
-    return max(columns**2 * FACTOR, columns**2 * MOMENT + rows * columns * SOLVING)
-
-
 def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
     from edge.export.check import of_decoder as check
     from edge.runtime.check.perplexity import CHUNK
 
-    sizes, options = _Decoder(checkpoint), request.options
+    sizes, options = DecoderSizes(checkpoint), request.options
     quick = options.effort == "quick"
     logits = CHUNK * sizes.vocab * FLOAT
     if request.compare:
@@ -230,7 +153,7 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
     yield from _sessions(checkpoint, sizes, request)
 
 
-def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]:
+def _calibrated(sizes: DecoderSizes, options: Options, lead: int) -> Iterator[Stage]:
     """Yield the stages that calibrate weights in 4 bits: see `edge.export.quantize.gptq`."""
     from edge.export.check.of_decoder import QUICK_WINDOW
     from edge.export.quantize.allocate import WINDOWS
@@ -244,7 +167,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     sketch = sizes.total // BLOCK * (FLOAT + 1)  # its integers are in a file
     in_numpy = 2 * sizes.row * (tokens + QUICK_WINDOW) * FLOAT
     of_layer = STACKED * READING * sizes.matrix * FLOAT + sizes.solving(ROWS, tokens=tokens)
-    of_head = _solving(ROWS, sizes.hidden, tokens) + (STACKED + 1) * sizes.embedding
+    of_head = solving_bytes(ROWS, sizes.hidden, tokens) + (STACKED + 1) * sizes.embedding
     one_run = sketch + in_numpy + max(of_layer, of_head)
     if in_one_run(options):
         yield Stage("calibrating in one run", one_run)
@@ -262,7 +185,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     vocabulary = sizes.vocabulary * FLOAT
     solving = sizes.solving(ROWS, SIDE_BY_SIDE)
     layer = (2 * sizes.layer + sizes.moments) * FLOAT + sizes.layer  # as floats, stacked, and integers
-    head = _solving(ROWS, sizes.hidden) + STACKED * sizes.embedding * (FLOAT + 1)
+    head = solving_bytes(ROWS, sizes.hidden) + STACKED * sizes.embedding * (FLOAT + 1)
     yield Stage(
         "calibrating a layer",
         hidden + max(READING * vocabulary, vocabulary + max(head, layer + max(solving, running))),
@@ -284,7 +207,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
         yield Stage(TUNING, blocks + vocabulary + teacher + kept + backward, optional=True)
 
 
-def _by_expert(sizes: _Decoder, options: Options, chosen: int) -> int:
+def _by_expert(sizes: DecoderSizes, options: Options, chosen: int) -> int:
     """Return the bytes for measuring each expert, `chosen` of which compute for a token: see
     `edge.export.quantize.by_expert`."""
     from edge.export.quantize.by_expert import BITS
@@ -293,10 +216,10 @@ def _by_expert(sizes: _Decoder, options: Options, chosen: int) -> int:
     from edge.export.quantize.solve import ROWS
 
     tokens = EFFORTS[options.effort].windows * WINDOW
-    of_expert = 3 * (2 * READING * sizes.matrix * FLOAT) + _solving(ROWS, sizes.hidden, 1)
+    of_expert = 3 * (2 * READING * sizes.matrix * FLOAT) + solving_bytes(ROWS, sizes.hidden, 1)
     variances = len(sizes.shapes) * 2 * sizes.hidden * FLOAT
     errors = tokens * chosen * len(BITS) * 2 * FLOAT
-    return 2 * sizes.row * tokens * FLOAT + of_expert + variances + errors
+    return (2 * sizes.row + MIXED * sizes.mixed) * tokens * FLOAT + of_expert + variances + errors
 
 
 def _own_blocks(checkpoint: Checkpoint, weights: str) -> set[str]:
@@ -307,7 +230,7 @@ def _own_blocks(checkpoint: Checkpoint, weights: str) -> set[str]:
     return {name for name in matrices(checkpoint) if (each := OF_EXPERT.fullmatch(name)) and each[1] in blocks}
 
 
-def _writing(sizes: _Decoder, request: Request, own: set[str]) -> int:
+def _writing(sizes: DecoderSizes, request: Request, own: set[str]) -> int:
     """Return the bytes for writing the weights. A matrix is read, rounded, and joined with those that it is stored
     with, while the others stay on disk. own: of experts that keep their blocks all of a projection are one array."""
     layer, matrix, projection = sizes.without(own)
@@ -321,7 +244,7 @@ def _writing(sizes: _Decoder, request: Request, own: set[str]) -> int:
     return max(read, 2 * matrix * FLOAT, math.ceil(projection * GGUF_BYTES)) + made + rotated
 
 
-def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iterator[Stage]:
+def _sessions(checkpoint: Checkpoint, sizes: DecoderSizes, request: Request) -> Iterator[Stage]:
     """Yield the stages that run in onnxruntime."""
     from edge.export.check.of_decoder import WINDOW
     from edge.runtime.check.perplexity import CHUNK

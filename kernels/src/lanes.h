@@ -130,6 +130,7 @@ struct Form {
   RowsForm rows;
   AttentionForm attention;
   StatesForm states;
+  bool (*two_panels)() = nullptr;  // whether many rows are multiplied with two panels at a time; null: never
 };
 
 extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod,

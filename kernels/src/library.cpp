@@ -8,6 +8,7 @@
 #include "gguf.h"
 #include "operators.h"
 #include "pack.h"
+#include "processor.h"
 
 #if defined(_WIN32)
 #define EDGE_EXPORT extern "C" __declspec(dllexport)
@@ -149,7 +150,7 @@ static void Multiply(const Form& form, const Shape& shape, const uint8_t* packed
 EDGE_EXPORT int edge_gguf_check() try {
   const Form* form = Fastest();
   if (!form) return 0;
-  constexpr int inputs = 512, columns = 24, most = 5;
+  constexpr int inputs = 512, columns = 24, most = 19;
   for (int id = 0; id < kGgufTypes; id++) {
     const GgufType* type = FindGgufType(id);
     if (!type) continue;
@@ -166,7 +167,7 @@ EDGE_EXPORT int edge_gguf_check() try {
     const GgufWeights w = Unpacked(*type, inputs, columns, packed.data(), nullptr);
     const int panels = static_cast<int>(w.panels());
     if (!PackGguf(*type, inputs, columns, raw.data(), packed.data(), packed.data() + (w.heads - w.weights))) return 0;
-    for (int count : {1, 2, most}) {
+    for (int count : {1, 2, 5, most}) {
       for (int i = 0; i < 2; i++) {
         made[i].assign(count * columns, 0);
         MultiplyGguf(i ? *form : kPortable, w, rows.data(), count, 0, panels, made[i].data());
@@ -185,34 +186,39 @@ EDGE_EXPORT int edge_check() try {
   if (!form) return 0;
   for (int bits : {2, 4, 8}) {
     const Shape shape{bits, 72, 24, 32, 0, 1};
-    const int blocks = shape.padded() / shape.block, count = 5;
+    const int blocks = shape.padded() / shape.block, most = 19;
     uint32_t state = 1;
     auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 8; };
     std::vector<uint8_t> weights(static_cast<size_t>(shape.columns) * shape.padded()), zeros(weights.size());
-    std::vector<float> scales(static_cast<size_t>(shape.columns) * blocks), rows(count * shape.inputs);
+    std::vector<float> scales(static_cast<size_t>(shape.columns) * blocks), rows(most * shape.inputs);
     for (auto& each : weights) each = static_cast<uint8_t>(next());
     for (auto& each : zeros) each = static_cast<uint8_t>(next());
     for (auto& each : scales) each = static_cast<float>(next() % 1000 + 1) / 65536.0f;
     for (auto& each : rows) each = static_cast<float>(next() % 2001) / 1000.0f - 1.0f;
     std::vector<uint8_t> packed(PackedBytes(shape));
     Pack(shape, weights.data(), scales.data(), zeros.data(), packed.data());
-    std::vector<float> made[2];
-    for (int i = 0; i < 2; i++) {
-      const Form& of = i ? *form : kPortable;
-      std::vector<int8_t> values(count * shape.padded());
-      std::vector<float> of_rows(count * blocks);
-      std::vector<int32_t> sums(count * blocks);
-      made[i].resize(count * shape.columns);
-      Multiply(of, shape, packed.data(),
-               {rows.data(), shape.inputs, shape.padded(), shape.block, values.data(), of_rows.data(), sums.data()},
-               count, 0, static_cast<int>(shape.panels()), made[i].data());
+    for (int count : {5, most}) {
+      std::vector<float> made[2];
+      for (int i = 0; i < 2; i++) {
+        const Form& of = i ? *form : kPortable;
+        std::vector<int8_t> values(count * shape.padded());
+        std::vector<float> of_rows(count * blocks);
+        std::vector<int32_t> sums(count * blocks);
+        made[i].resize(count * shape.columns);
+        Multiply(of, shape, packed.data(),
+                 {rows.data(), shape.inputs, shape.padded(), shape.block, values.data(), of_rows.data(), sums.data()},
+                 count, 0, static_cast<int>(shape.panels()), made[i].data());
+      }
+      if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
     }
-    if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
   }
   return 1;
 } catch (const std::bad_alloc&) {
   return 0;
 }
+
+// For tests: the panels of tiles of many rows, 1 or 2; 0: as many as are faster here.
+EDGE_EXPORT void edge_panels(int panels) { panels_asked = panels; }
 
 // For tests: rows [count, inputs] times a packed matrix, by the form with this number, in one thread, the panels from
 // `first` to `last`. Returns 0 where this processor does not run the form, or there is none, or no such matrix or rows

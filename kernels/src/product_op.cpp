@@ -21,6 +21,7 @@ constexpr const char* kUnread[] = {"A", "B", "scales", "zero_points", "g_idx"}; 
 constexpr int kMostBlocks = 1 << 30;                                             // of all rows
 constexpr int kManyRows = 16;  // from which on threads share the rounding of rows
 constexpr int kFewRows = 8;    // up to which a gate's pieces are larger: each reads two streams
+constexpr int kPairs = 16;     // panels of a thread, from which on it takes them by twos
 constexpr int kAtATime = 8;    // rows that a thread rounds
 constexpr int kMostParts = 16;
 
@@ -121,7 +122,9 @@ class Product : public Kernel {
     const size_t shares = call.team.threads(), pieces = alone ? 1 : (least + shares - 1) / shares * shares;
     const int panels = (columns + kPanel - 1) / kPanel;
     int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
-    if (count >= kManyRows) each += each % 2;  // forms take two panels of many rows together
+    // Two panels of many rows together, where there are enough of them for all threads.
+    if (count >= kManyRows && form_.two_panels && form_.two_panels() && panels >= kPairs * static_cast<int>(shares))
+      each += each % 2;
     call.team.ShareBy(panels, each, [&](int first, int last) {
       if (gate_)
         Gated(rounded, first, last, out);

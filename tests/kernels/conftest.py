@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from encoder_decoder_harness import tiny_model
 from transformers import T5Config
@@ -15,6 +17,16 @@ from edge.runtime.kernels.library import Kernels
 @pytest.fixture(scope="session")
 def kernels(library: Kernels) -> Kernels:
     return library
+
+
+@pytest.fixture(params=[1, 2], ids=["one panel", "two panels"])
+def tiles(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[int]:
+    """The panels of tiles of many rows, where a form has both kinds; else it takes what is faster here."""
+    if not hasattr(kernels.calls, "edge_panels"):
+        pytest.skip("the library is of a version with one kind of tiles")
+    kernels.calls.edge_panels(request.param)
+    yield request.param
+    kernels.calls.edge_panels(0)
 
 
 @pytest.fixture(scope="session")

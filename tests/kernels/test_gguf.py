@@ -150,6 +150,7 @@ def test_a_row_that_is_not_finite_gives_none_that_is(calls: Any, name: str, wron
             np.testing.assert_array_equal(bits_of(made), bits_of(wanted), FORMS[form])
 
 
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize(
     ("name", "inputs", "columns"),
     [(name, *sizes) for name in (*TYPES, *FLOATS) for sizes in ((256, 64), (768, 40), (1536, 17))]

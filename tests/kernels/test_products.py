@@ -27,6 +27,7 @@ def rows_of(inputs: int) -> NDArray[np.float32]:
     return rows
 
 
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -81,7 +81,7 @@ class Member(Integers):
         One expert at a time is read.
 
         Raises:
-            CheckpointError: a block has an exponent that is no number, or weights that no float32 holds.
+            CheckpointError: a block has an exponent that is no number, or above SAFE, which our kernels do not take.
         """
         rows, columns = self.shape
         count = self.where.shape[0]
@@ -90,7 +90,7 @@ class Member(Integers):
             expert = Member(self.where, self._scales, i, self._rows)
             packed, exponents = expert._read(slice(None))
             if exponents.max(initial=0) > SAFE:
-                raise misfit(self._scales, "in part too large for 32-bit floats")
+                raise misfit(self._scales, "in part too large for blocks of GGUF files")
             gguf_blocks(packed, exponents, raw[i])
         return GgufTensor(raw.reshape(count * rows, -1), columns, GGUF_TYPE, self.type, GGUF_TYPES[self.type])
 

@@ -92,6 +92,6 @@ internal object Ort {
 
     /** Why a graph was not loaded: what onnxruntime of this [version] says, or what to do about it. */
     fun reason(message: String, version: String): String =
-        if ("QMoE" !in message) message
+        if ("Unrecognized attribute" !in message || "QMoE" !in message) message
         else "onnxruntime $version does not compute experts as edge writes them; use 1.31 or later, or another model."
 }
