@@ -148,7 +148,7 @@ def test_one_chat_asked_by_many_threads_answers_one_and_refuses_the_others(model
 
     def ask(number: int) -> None:
         start.wait()
-        for turn in range(4):
+        for turn in range(2):  # all of which the context holds, should each be answered
             try:
                 answered.append(chat.generate(f"Question {number}, {turn}", max_tokens=6).text)
             except InputError as e:
@@ -160,7 +160,7 @@ def test_one_chat_asked_by_many_threads_answers_one_and_refuses_the_others(model
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(told) + len(answered) == 24 and set(told) <= {UNDER_WAY}
+    assert len(told) + len(answered) == 12 and set(told) <= {UNDER_WAY}
     # A thread may note its answer after another one's that came later.
     assert sorted(m["content"] for m in chat.messages if m["role"] == "assistant") == sorted(answered)
     assert_goes_on_rightly(chat)
