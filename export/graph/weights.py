@@ -180,9 +180,8 @@ class Weights:
                 )
             parts.setdefault(form, {})[i] = in_turns(matrices)
         made: dict[tuple[int, ...], Stored] = {}
-        while parts:
-            of_form = parts.pop(next(iter(parts)))
-            suffix = f".{next(iter(of_form))}" if parts or made else ""
+        for of_form in parts.values():
+            suffix = f".{next(iter(of_form))}" if len(parts) > 1 else ""
             made[tuple(of_form)] = self._store(f"{stored_as}{suffix}", stack_rows([*of_form.values()]), group)
         self._in_turns[stored_as] = made
         return made

@@ -29,7 +29,7 @@ from edge.export.facts.tensors import Format, QTensor, packed_with
 from edge.export.quantize.calibration_set import AnswerSet, Example, TextSet
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.scales import Teacher
-from edge.export.quantize.solve import search, spread
+from edge.export.quantize.solve import nearest
 from edge.runtime.memory.process import release_freed
 
 WINDOWS = 4  # of the text that shares are measured on
@@ -130,10 +130,8 @@ def _error(w: NDArray[np.float32], variances: NDArray[np.float32], form: Format)
     """Return the error of the outputs of some of a matrix's rows when they are rounded, for inputs with these variances
     [K]."""
     rows = w[:: max(1, len(w) // _SAMPLED)]
-    scales, zeros = search(rows, variances, form)
-    scales, zeros = (spread(each, form.block_size, rows.shape[1]) for each in (scales, zeros))
-    steps = np.clip(np.rint(rows / scales) + zeros, 0, 2**form.bits - 1) - zeros
-    return float((np.square(steps * scales - rows) * variances).sum()) + math.ulp(0)
+    off = nearest(rows, variances, form).dequantize() - rows
+    return float((np.square(off) * variances).sum()) + math.ulp(0)
 
 
 def _shares(

@@ -24,7 +24,7 @@ from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.gptq_efforts import EFFORTS
 from edge.export.quantize.method import Options
 from edge.export.quantize.rtn import round_rows, round_to_nearest
-from edge.export.quantize.solve import search, spread
+from edge.export.quantize.solve import nearest
 from edge.export.reference.in_numpy import Observer, Reference
 from edge.export.reference.mixture import Routed
 
@@ -36,7 +36,6 @@ Floats = NDArray[np.float32]
 BITS = 2, 4, 8  # that an expert may get
 OTHERS = 8  # tokens that chose other experts, which each is measured on
 OF_OTHERS = 0.1  # share of the tokens that are taken to choose any expert
-METHOD = "searched"
 
 
 def quantize(checkpoint: Checkpoint, options: Options, few: Format, eight: Format) -> Mapping[str, Weight]:
@@ -140,7 +139,4 @@ def rounded(w: Floats, variances: Floats, form: Format) -> QTensor:
     weight the nearest."""
     if form.bits == 8:
         return round_to_nearest(w, *form[:2], symmetric=form.symmetric)
-    scales, zeros = search(w, variances, form)
-    wide, middle = (spread(each, form.block_size, w.shape[1]) for each in (scales, zeros))
-    q = np.clip(np.rint(w / wide) + middle, 0, 2**form.bits - 1).astype(np.uint8)
-    return QTensor(form.bits, form.block_size, q, scales, None if form.symmetric else zeros.astype(np.uint8), METHOD)
+    return nearest(w, variances, form)

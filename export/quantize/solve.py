@@ -114,6 +114,16 @@ def search(w: Floats, weights: Floats, form: Format) -> tuple[Floats, Floats]:
     return scales, zeros
 
 
+def nearest(w: Floats, weights: Floats, form: Format) -> QTensor:
+    """Quantize `w` [N, K] with the scales that `search` finds, each weight to the nearest step."""
+    scales, zeros = search(w, weights, form)
+    wide, middle = (spread(each, form.block_size, w.shape[1]) for each in (scales, zeros))
+    q = np.clip(np.rint(w / wide) + middle, 0, 2**form.bits - 1).astype(np.uint8)
+    return QTensor(
+        form.bits, form.block_size, q, scales, None if form.symmetric else zeros.astype(np.uint8), "searched"
+    )
+
+
 def _search(blocks: Floats, weights: Floats, top: int, symmetric: bool) -> tuple[Floats, Floats]:
     """Search as `search` does, for `blocks` [N, B, block_size] under `weights` [B, block_size], with integers up to
     `top`."""

@@ -149,8 +149,9 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
         yield from _calibrated(sizes, options, len(checkpoint.tokenizer.tokens.lead))
     elif options.bits is not None and (experts := experts_of(checkpoint.config)) is not None:
         yield Stage("measuring what bits bring to experts", _by_expert(sizes, options, experts.chosen))
-    yield Stage("writing the weights", _writing(sizes, request, _own_blocks(checkpoint, request.weights)))
-    yield from _sessions(checkpoint, sizes, request)
+    own = _own_blocks(checkpoint, request.weights)
+    yield Stage("writing the weights", _writing(sizes, request, own))
+    yield from _sessions(checkpoint, sizes, request, own)
 
 
 def _calibrated(sizes: DecoderSizes, options: Options, lead: int) -> Iterator[Stage]:
@@ -244,13 +245,13 @@ def _writing(sizes: DecoderSizes, request: Request, own: set[str]) -> int:
     return max(read, 2 * matrix * FLOAT, math.ceil(projection * GGUF_BYTES)) + made + rotated
 
 
-def _sessions(checkpoint: Checkpoint, sizes: DecoderSizes, request: Request) -> Iterator[Stage]:
+def _sessions(checkpoint: Checkpoint, sizes: DecoderSizes, request: Request, own: set[str]) -> Iterator[Stage]:
     """Yield the stages that run in onnxruntime."""
     from edge.export.check.of_decoder import WINDOW
     from edge.runtime.check.perplexity import CHUNK
     from edge.runtime.limits import PREFILL_CHUNK, SIDE_BY_SIDE
 
-    packed = _packed(checkpoint, request.weights, request.options, _own_blocks(checkpoint, request.weights))
+    packed = _packed(checkpoint, request.weights, request.options, own)
     if request.prefill:
         packed += sizes.body + (sizes.embedding + 2 * sizes.hidden**2) * FLOAT
     row = sizes.kv_row * sizes.layers * FLOAT
