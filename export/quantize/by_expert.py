@@ -35,7 +35,7 @@ Floats = NDArray[np.float32]
 
 BITS = 2, 4, 8  # that an expert may get
 OTHERS = 8  # tokens that chose other experts, which each is measured on
-OF_OTHERS = 0.1  # share of the tokens that are taken to choose any expert
+OF_OTHERS = 0.1  # share of the tokens that count as if they had chosen all experts alike
 
 
 def quantize(checkpoint: Checkpoint, options: Options, few: Format, eight: Format) -> Mapping[str, Weight]:
@@ -94,7 +94,7 @@ class Measuring(Observer):
 
     def experts(self, block: str, x: Floats, routed: Routed) -> None:
         mean, k = np.square(x).mean(0), routed.chosen.shape[1]
-        alike = OF_OTHERS * len(x) * k / routed.count  # tokens that are taken to choose an expert besides
+        alike = OF_OTHERS * len(x) * k / routed.count  # tokens that count as if they had chosen an expert
         for expert in range(routed.count):
             own, places = np.nonzero(routed.chosen == expert)
             others = np.setdiff1d(np.arange(len(x)), own)
