@@ -74,17 +74,18 @@ def test_a_file_has_the_answers_of_one_machine_and_a_job_that_was_interrupted_do
 def test_nothing_is_lost_and_nothing_comes_twice_where_a_node_dies(
     nodes: Any, pristine_tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
-    from cluster_work import slow
+    from cluster_work import capitals
 
     from edge.cluster.address import joined
-    from edge.cluster.lines import Job
+    from edge.cluster.lines import BLOCK, Job
 
-    lines, found, killed = [(i, f"line {i}") for i in range(90)], list[tuple[int, str]](), ""
+    # Blocks enough that some are left for the dying node, however late it comes.
+    lines, found, killed = [(i, f"line {i}") for i in range(12 * BLOCK)], list[tuple[int, str]](), ""
     dying = nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
     with joined(nodes.address) as cluster:
         assert len(cluster.nodes) == 4 and cluster.threads == 1 and cluster.models == 4
         for place, answer in Job(cluster, pristine_tiny_bundle, LoadOptions()).answers(
-            lines, partial(slow, log=tmp_path)
+            lines, partial(capitals, log=tmp_path, dying=dying.node_id)
         ):
             found.append((place, answer["shown"]))
             if not killed and (tmp_path / dying.node_id).exists():
@@ -92,7 +93,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_where_a_node_dies(
                 nodes.remove_node(dying, allow_graceful=False)
     begun = {file.name: [*map(int, file.read_text().split())] for file in tmp_path.iterdir()}
     assert killed and len(begun) > 1
-    assert sorted(found) == [(i, f"LINE {i}") for i in range(90)]
+    assert sorted(found) == [(i, f"LINE {i}") for i, _ in lines]
     again = [place for places in begun.values() for place in places]
     assert len(again) > len(set(again)), "what the node had begun was done again"
 
