@@ -121,10 +121,10 @@ def for_owner(path: str | Path, flags: int) -> int:
     return os.open(path, flags | plain, 0o600)
 
 
-def open_own(path: Path) -> BinaryIO:
-    """Open a file of the cache to read it. OSError if it cannot be opened, is no regular file, or belongs to another
-    user, which a warning says."""
-    descriptor = for_owner(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+def open_own(path: Path, *, writing: bool = False) -> BinaryIO:
+    """Open a file of the cache to read it, or to write to it, too. OSError if it cannot be opened, is no regular file,
+    or belongs to another user, which a warning says."""
+    descriptor = for_owner(path, (os.O_RDWR if writing else os.O_RDONLY) | getattr(os, "O_BINARY", 0))
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -132,7 +132,7 @@ def open_own(path: Path) -> BinaryIO:
             raise OSError(code, os.strerror(code), str(path))
         if not _is_own(found, path):
             raise FileNotFoundError(f"{path} is no file of this user's")
-        return os.fdopen(descriptor, "rb")
+        return os.fdopen(descriptor, "r+b" if writing else "rb")
     except BaseException:
         os.close(descriptor)
         raise

@@ -25,8 +25,9 @@ _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_
 _NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
 
 
-def _try_lock(file: int) -> bool:
-    """Lock an open file until it is closed: whether nobody else has; True, too, where the file system has no locks."""
+def _try_lock(file: int, sure: bool) -> bool:
+    """Lock an open file until it is closed: whether nobody else has; where the file system has no locks, True unless
+    that is to be sure."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -42,7 +43,7 @@ def _try_lock(file: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # the file system has none
-        pass
+        return not sure
     return True
 
 
@@ -64,11 +65,11 @@ def _no_file(path: Path) -> InputError:
     return InputError(f"The lock {path} is a link, a folder or a pipe where a file belongs; remove it.")
 
 
-def _take(path: Path) -> int | None:
+def _take(path: Path, sure: bool) -> int | None:
     """The open file, locked; None where another process has it."""
     while True:
         file = _open(path)
-        if not _try_lock(file):
+        if not _try_lock(file, sure):
             os.close(file)
             return None
         if _is_at(path, file):
@@ -83,19 +84,20 @@ def _is_at(path: Path, file: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
+def locked(path: Path, waiting: Callable[[], None] | None = None, *, sure: bool = False) -> Iterator[bool]:
     """Hold the lock file `path`, made with its folder where there is none: whether nobody else does. It is removed in
     the end.
 
-    waiting: is called once where another process does, which is then waited for.
+    waiting: is called once where another process does, which is then waited for. sure: whether a file system without
+    locks counts as another process, and not as none.
 
     Raises:
         InputError: the file cannot be made.
     """
-    file = _take(path)
+    file = _take(path, sure)
     if file is None and waiting is not None:
         waiting()
-        while (file := _take(path)) is None:
+        while (file := _take(path, sure)) is None:
             time.sleep(PAUSE_S)
     try:
         yield file is not None

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.runtime.kernels.library import OFF, VARIABLE, Kernels, Layout, find_kernels
-from edge.runtime.kernels.packed_file import PackedFile, PackedWriter, packed_file, packed_path
+from edge.runtime.kernels.packed_file import PackedFile, packed_file, packed_path
 from edge.runtime.kernels.packed_gguf import gguf_path
+from edge.runtime.kernels.packed_writer import PackedWriter, forget_begun
 from edge.runtime.mapped_file import mapped_file, unchanged
 
 WIDENED = 2  # what packing may make of weights, by their bytes; the kernels' layout has at most 1.2 times as many
@@ -76,7 +77,8 @@ def packed_weights(
         with unchanged([mapped_file(bundle.path(WEIGHTS))]):
             _write(writer, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything())
 
-    return PackedWeights(packed_file(path_of(bundle, kernels), _sha256s(bundle)[WEIGHTS], Matrix, fits, write))
+    sources = [bundle.path(WEIGHTS)]
+    return PackedWeights(packed_file(path_of(bundle, kernels), _sha256s(bundle)[WEIGHTS], Matrix, fits, write, sources))
 
 
 def path_of(bundle: Bundle, kernels: Kernels) -> Path:
@@ -97,6 +99,7 @@ def forget_packed(bundle: Bundle) -> None:
         return
     for path in (path_of(bundle, kernels), gguf_path(bundle, kernels)):
         try:
+            forget_begun(path)
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -122,6 +125,9 @@ def layout_of(matrix: Matrix, half: bool = False) -> Layout:
 def _write(writer: PackedWriter, kernels: Kernels, stored: NDArray[np.uint8], matrices: Iterable[Matrix]) -> None:
     room_left = WIDENED * stored.size + PADDED
     for matrix in dict.fromkeys(matrices):
+        if kept := writer.kept(matrix):
+            room_left -= kept
+            continue
         blocks = -(-matrix.inputs // matrix.block)
         scales = _part(stored, matrix.scales, matrix.columns * blocks * 4).view(np.float32)
         with np.errstate(over="ignore"):

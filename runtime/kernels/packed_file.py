@@ -1,8 +1,7 @@
 """Files of packed weights in the cache folder: each is written once and mapped into memory from then on, so that a
 second start, process or graph pays nothing.
 
-A file has matrices one after the other, an index as JSON with the full source of each, the length of the index, the
-crc32 of everything before, and a mark. A damaged or incomplete file is written again. The crc32 is compared once, and
+`packed_writer` has their form. A damaged or incomplete file is written again. The crc32 is compared once, and
 again where the file has changed since by its times, size or inode: a stamp in the cache folder records these.
 """
 
@@ -16,46 +15,29 @@ import mmap
 import os
 import re
 import shutil
-import struct
-import sys
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.home import (
-    UNWRITABLE,
-    cache_dir,
-    drop_oldest,
-    drop_parts,
-    mark_used,
-    open_own,
-    read_own_json,
-    replace_text,
-    replacing,
-)
+from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text
+from edge.runtime.kernels.packed_writer import ALIGNMENT, END, MARK, PackedWriter, written
 from edge.runtime.mapped_file import mapped_file
 from edge.runtime.options import shown
 from edge.runtime.sizes import parse_size
 
-MARK = b"edge packed weights\n"
-END = struct.Struct(f"<QI{len(MARK)}s")
-ALIGNMENT = 64
 CACHE_SIZE = "EDGE_CACHE_SIZE"  # the environment variable for how much packed weights may take
 ROOM = 20_000_000_000  # bytes of them all, unless that is more than this part of the disk
 OF_DISK = 10
 WORTH_SAYING = 50_000_000  # bytes
-SYNCED = 64 << 20  # bytes that are written before the system is told to bring them to the disk
 CURRENT = r"[0-9a-f]{32}-[0-9]+\.bin"
 EARLIER = r"[0-9a-f]{16}-[0-9]+\.bin"  # of earlier versions of edge, which nothing reads any more
 
@@ -113,64 +95,21 @@ class PackedFile(Generic[M]):
         return self._bytes[place.start : place.start + place.size]
 
 
-class PackedWriter:
-    """Writes such a file; `put` appends bytes, and `matrix` says what they are. What was put is on its way to the disk
-    while more is made."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._index, self._checksum = file, list[tuple[Any, ...]](), 0
-        self._synced, self._syncing = 0, None if sys.platform == "win32" else ThreadPoolExecutor(1)
-        self._last: Future[None] | None = None
-
-    def __enter__(self) -> PackedWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._syncing is not None:
-            self._syncing.shutdown()
-
-    def put(self, content: Any) -> None:
-        self._checksum = zlib.crc32(content, self._checksum)
-        self._file.write(content)
-        written = self._file.tell()
-        if self._syncing is not None and written - self._synced >= SYNCED and (self._last is None or self._last.done()):
-            if self._last is not None:
-                self._last.result()
-            self._synced, self._last = written, self._syncing.submit(os.fsync, self._file.fileno())
-
-    @contextmanager
-    def matrix(self, of: Any, *, half: bool = False) -> Iterator[None]:
-        """What is put within this context is the matrix with this source, a frozen dataclass."""
-        self.put(bytes(-self._file.tell() % ALIGNMENT))
-        start = self._file.tell()
-        yield
-        self._index.append((*astuple(of), start, self._file.tell() - start, half))
-
-    def end(self, of: str, *, again: bool) -> int:
-        """Write the index. of: the identity of all sources. again: let the system read the file again. Returns the
-        crc32 of all before the end."""
-        named = json.dumps({"weights": of, "matrices": self._index}).encode()
-        self.put(named)
-        self._file.write(END.pack(len(named), self._checksum, MARK))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        if again:
-            with contextlib.suppress(AttributeError, OSError):
-                os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return self._checksum
-
-
 def packed_file(
     path: Path,
     of: str,
     kind: type[M],
     fits: Callable[[PackedFile[M]], bool],
     write: Callable[[PackedWriter], None],
+    sources: Sequence[Path],
     *,
     again: bool = True,
 ) -> PackedFile[M]:
-    """The file at a path, made of what `of` identifies; where it does not fit, `write` writes it anew. again: let the
-    system read what was written again, in the pages that it is mapped in, which is not worth it for large files.
+    """The file at a path, made of what `of` identifies, which is in the files `sources`; where it does not fit, `write`
+    writes it anew, or goes on where that was interrupted.
+
+    again: let the system read what was written again, in the pages that it is mapped in, which is not worth it for
+    large files.
 
     Raises:
         OSError: it can neither be read nor be written.
@@ -180,15 +119,13 @@ def packed_file(
         if found.of == of and fits(found):
             return found
 
-    def make(place: Path) -> int:
-        with place.open("wb") as file, PackedWriter(file) as writer:
-            write(writer)
-            return writer.end(of, again=again)
+    def make(writer: PackedWriter) -> int:
+        write(writer)
+        return writer.end(of, again=again)
 
-    drop_parts(path.parent)  # before their room is needed again
     try:
-        with replacing(path) as part:
-            checksum = make(part)
+        with written(path, sources) as writer:
+            checksum = make(writer)
     except OSError as e:
         if e.errno not in UNWRITABLE:
             raise
@@ -205,22 +142,18 @@ def packed_file(
     return found
 
 
-def _for_this_process(path: Path, kind: type[M], make: Callable[[Path], int]) -> PackedFile[M]:
+def _for_this_process(path: Path, kind: type[M], make: Callable[[PackedWriter], int]) -> PackedFile[M]:
     """The matrices that belong at `path`, where nothing can be kept: in a file that ends with this process."""
     if (found := _unkept.get(path)) is None:
         with tempfile.TemporaryDirectory(prefix="edge-", ignore_cleanup_errors=True) as folder:
             place = Path(folder) / path.name
-            make(place)
+            with place.open("wb") as file, PackedWriter(file) as writer:
+                make(writer)
             found = _unkept[path] = PackedFile(place, kind)
     return found
 
 
 _unkept = weakref.WeakValueDictionary[Path, PackedFile[Any]]()  # by where they belong
-
-
-def drop_unfinished() -> None:
-    """Remove packed weights that processes which are no more did not finish writing."""
-    drop_parts(packed_dir())
 
 
 def packed_dir() -> Path:

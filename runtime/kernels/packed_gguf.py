@@ -25,7 +25,8 @@ from edge.errors import BundleError
 from edge.external_file import changed, stamp
 from edge.regular_file import open_regular
 from edge.runtime.kernels.library import GgufLayout, Kernels
-from edge.runtime.kernels.packed_file import PackedFile, PackedWriter, packed_file, packed_path
+from edge.runtime.kernels.packed_file import PackedFile, packed_file, packed_path
+from edge.runtime.kernels.packed_writer import PackedWriter
 
 PIECE = 8 << 20  # bytes of a file that a thread packs at a time
 THREADS = 4  # at most: a disk gives no more
@@ -88,7 +89,8 @@ def packed_gguf(
             raise changed(bundle.manifest.external[0])
 
     identity = _identity(bundle)
-    return packed_file(_path(identity, kernels), " ".join(identity), GgufMatrix, fits, write, again=False)
+    sources = [_file(bundle, location) for location in sorted({matrix.location for matrix in matrices})]
+    return packed_file(_path(identity, kernels), " ".join(identity), GgufMatrix, fits, write, sources, again=False)
 
 
 def gguf_path(bundle: Bundle, kernels: Kernels) -> Path:
@@ -115,6 +117,12 @@ def _identity(bundle: Bundle) -> list[str]:
 def _sha256(path: Path, size: int, modified_ns: int) -> str:
     """The sha256 of a file, which is read once while nobody changes it: an export asks several times."""
     return sha256_of(path)
+
+
+def _file(bundle: Bundle, location: str) -> Path:
+    """The file that matrices with this location lie in."""
+    external = bundle.external.get(location)
+    return bundle.file(location) if external is None else Path(external.path)
 
 
 class _Reader:
@@ -146,8 +154,7 @@ class _Reader:
             return self._files[location]
 
     def path(self, location: str) -> Path:
-        external = self._bundle.external.get(location)
-        return self._bundle.file(location) if external is None else Path(external.path)
+        return _file(self._bundle, location)
 
 
 def _write(
@@ -160,6 +167,11 @@ def _write(
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         reader = _Reader(bundle, stack)
         for matrix in matrices:
+            if writer.kept(matrix):
+                done += matrix.size
+                if progress is not None:
+                    progress(done, total)
+                continue
             heads = list[NDArray[np.uint8]]()
             with writer.matrix(matrix):
                 for weights, own in _in_turn(_pieces(pool, reader, kernels, matrix), threads * WAITING):

@@ -18,7 +18,7 @@ def pack_shown(bundle: Bundle) -> None:
 
     Raises:
         BundleError: they can neither be read nor be written, or have scales that are no numbers.
-        InterruptedExport: Ctrl-C ended it.
+        InterruptedExport: Ctrl-C ended it; what is packed is kept, and the next call goes on from there.
     """
     from edge.bundle import WEIGHTS
     from edge.gguf_parts import GGUF
@@ -33,6 +33,7 @@ def pack_shown(bundle: Bundle) -> None:
     from edge.runtime.kernels.graph import STRANGE, pack_ahead, unkept
     from edge.runtime.kernels.packed_file import WORTH_SAYING
     from edge.runtime.kernels.packed_gguf import PACKING, gguf_path
+    from edge.runtime.kernels.packed_writer import has_begun
 
     if gguf_path(bundle, kernels).is_file() or why_unwritable() is not None:
         return
@@ -48,7 +49,5 @@ def pack_shown(bundle: Bundle) -> None:
     except STRANGE:
         pass
     except KeyboardInterrupt as e:
-        raise InterruptedExport(
-            f"The packing of the weights of {bundle.manifest.name} was interrupted and left nothing; the next run "
-            "begins it again."
-        ) from e
+        left = "the next run goes on where it ended" if has_begun(gguf_path(bundle, kernels)) else "nothing was left"
+        raise InterruptedExport(f"The packing of the weights of {bundle.manifest.name} was interrupted; {left}.") from e

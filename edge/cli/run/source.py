@@ -225,14 +225,16 @@ def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
 def _apart(given: str | Path, work: Callable[..., T], *arguments: object) -> T:
     """Run `work` in another process and return its result."""
     from edge.children import ChildEnded, call
+    from edge.runtime.kernels.packed_file import packed_dir
+    from edge.runtime.kernels.packed_writer import begun
 
+    before = begun(packed_dir())
     try:
         return call(work, *arguments)
     except KeyboardInterrupt as e:
-        from edge.runtime.kernels.packed_file import drop_unfinished
-
-        drop_unfinished()  # of the other process, which cannot do so itself
-        raise InterruptedExport(f"The making of a bundle of {given} was interrupted; nothing was left.") from e
+        packed = begun(packed_dir()) != before
+        left = "the next run goes on with the packing of its weights" if packed else "nothing was left"
+        raise InterruptedExport(f"The making of a bundle of {given} was interrupted; {left}.") from e
     except ChildEnded as e:
         raise ExportError(
             f"The export of {given} ended too early ({e}), as it does where memory runs out; close other programs, or "

@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_while_an_export_packs_leaves_nothing(
 
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
-    monkeypatch.setattr("edge.runtime.kernels.packed_file.PackedWriter.put", full)
+    monkeypatch.setattr("edge.runtime.kernels.packed_writer.PackedWriter.put", full)
     assert main(["export", str(path), "-o", str(tmp_path / "m.edge"), "--effort", "quick", "--weights", "gguf"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert "The weights of m cannot be packed: No space left on device in" in last and "set EDGE_HOME" in last

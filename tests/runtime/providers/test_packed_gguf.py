@@ -18,8 +18,8 @@ from edge.gguf_parts import GGUF
 from edge.home import cache_dir
 from edge.runtime.kernels import packed_gguf
 from edge.runtime.kernels.library import Kernels
-from edge.runtime.kernels.packed_file import PackedWriter
 from edge.runtime.kernels.packed_gguf import gguf_path
+from edge.runtime.kernels.packed_writer import PackedWriter
 from edge.runtime.load import open_engine
 
 TOKENS = np.array([5, 7, 9])
@@ -118,7 +118,7 @@ def test_where_nothing_can_be_kept_it_answers_all_the_same(
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("edge.runtime.kernels.packed_file.replacing", refused)
+    monkeypatch.setattr("edge.runtime.kernels.packed_writer.replacing", refused)
     assert logits(bundle) == wanted and not path.exists()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -21,6 +23,7 @@ from edge.cli.run import source
 from edge.cli.run.contents import matrices_in_place
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.kernels.packed_gguf import PACKING
+from edge.runtime.kernels.packed_writer import JOURNAL, UNFINISHED, PackedWriter
 
 if find_kernels() is None:
     pytest.skip("edge-lm-kernels do not run here", allow_module_level=True)
@@ -152,22 +155,25 @@ def packed(file: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_packing_that_is_interrupted_leaves_nothing_and_is_begun_again(
+def test_packing_that_is_interrupted_goes_on(
     file: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = list[Path]()
+    kept, put = list[int](), PackedWriter.put
 
-    def interrupted(*_: object) -> None:
-        begun.extend(packed.parent.glob("*.part"))
-        raise KeyboardInterrupt
+    def interrupted(self: PackedWriter, content: Any) -> None:
+        if self._file.tell() > file.stat().st_size // 2:
+            raise KeyboardInterrupt
+        put(self, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr("edge.runtime.kernels.packed_file.PackedWriter.put", interrupted)
+        patch.setattr(PackedWriter, "put", interrupted)
         assert main(["run", str(file), *ASKED]) == 130
-    assert "The packing of the weights of m was interrupted and left nothing" in capsys.readouterr().err
-    assert begun and list(packed.parent.iterdir()) == []
+    assert "The packing of the weights of m was interrupted; the next run goes on" in capsys.readouterr().err
+    assert not packed.exists()
+    holds = PackedWriter.kept
+    monkeypatch.setattr(PackedWriter, "kept", lambda self, of: kept.append(size := holds(self, of)) or size)
     assert main(["run", str(file), *ASKED]) == 0
-    assert packed.is_file()
+    assert kept[0] and not kept[-1] and [*packed.parent.iterdir()] == [packed]
 
 
 def test_what_a_killed_run_left_of_packing_goes_before_more_is_written(file: Path, packed: Path) -> None:
@@ -179,22 +185,35 @@ def test_what_a_killed_run_left_of_packing_goes_before_more_is_written(file: Pat
     assert packed.is_file() and not left.exists()
 
 
-def test_an_interrupted_first_run_leaves_no_part_of_packed_weights(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupted_first_run_leaves_what_is_packed_to_the_next(
+    file: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left = tmp_path / f"home/packed/{'0' * 32}-1.bin.{gone.pid}-1.part"
+    shutil.rmtree(tmp_path / "home/bundles")
 
     def interrupted(*_: object) -> None:
-        left.parent.mkdir(parents=True)
-        left.write_bytes(b"half")  # as a process that is killed leaves it
+        packed.with_suffix(UNFINISHED).write_bytes(b"half")  # as a process that is killed leaves it
+        packed.with_suffix(JOURNAL).write_text("[]\n[1]\n")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edge.children.call", interrupted)
+        assert main(["run", str(file), *ASKED]) == 130
+    assert "was interrupted; the next run goes on with the packing of its weights" in capsys.readouterr().err
+    assert list((tmp_path / "home/bundles").glob("*.edge")) == []
+    assert main(["run", str(file), *ASKED]) == 0
+    assert [*packed.parent.iterdir()] == [packed]
+
+
+def test_an_interrupted_first_run_that_packed_nothing_leaves_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edge.children.call", interrupted)
     assert main(["run", str(file), *ASKED]) == 130
     assert "was interrupted; nothing was left" in capsys.readouterr().err
-    assert list(left.parent.iterdir()) == [] and list((tmp_path / "home/bundles").glob("*.edge")) == []
+    assert list((tmp_path / "home/bundles").glob("*.edge")) == []
 
 
 def test_a_full_disk_is_said_with_what_to_do(
@@ -203,7 +222,7 @@ def test_a_full_disk_is_said_with_what_to_do(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("edge.runtime.kernels.packed_file.PackedWriter.put", full)
+    monkeypatch.setattr("edge.runtime.kernels.packed_writer.PackedWriter.put", full)
     assert main(["run", str(file), *ASKED]) == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "No space" in line]
     assert said.endswith(f"in {packed.parent}; free some, or set EDGE_HOME to a folder elsewhere).")
