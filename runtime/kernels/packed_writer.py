@@ -182,7 +182,7 @@ class PackedWriter:
         named = json.dumps({"weights": of, "matrices": self._index}).encode()
         self.put(named)
         self._file.write(END.pack(len(named), self._checksum, MARK))
-        self._file.truncate()  # an what was written before may have come further
+        self._file.truncate()  # what was written before may have come further
         self._file.flush()
         os.fsync(self._file.fileno())
         if again:
