@@ -180,10 +180,16 @@ def test_prompts_have_their_length_and_differ(tiny_bundle: Bundle) -> None:
 
 
 def test_the_clock_stops_at_the_first_byte() -> None:
-    start = time.perf_counter()
-    got = first_byte(
-        [sys.executable, "-c", "import time; print('a', flush=True); time.sleep(1); print('b')"], sys.stderr
+    code = (  # the rest of the line is read once the clock has stopped
+        "import fcntl, termios, time\n"
+        "print('a', flush=True)\n"
+        "while fcntl.ioctl(1, termios.FIONREAD, bytes(4)) != bytes(4):\n"
+        "    time.sleep(0.01)\n"
+        "time.sleep(1)\n"
+        "print('b')"
     )
+    start = time.perf_counter()
+    got = first_byte([sys.executable, "-c", code], sys.stderr)
     assert time.perf_counter() - start - got.seconds > 0.9
     assert got.text == "a\nb\n"
 

@@ -20,7 +20,7 @@ made = pathlib.Path(sys.argv[1]) / "made"
 print("again" if made.exists() else "first")
 made.touch()
 """
-HOLDS = "held = bytearray(b'x' * 40 * 2**20); import time; time.sleep(1)"  # 40 MiB
+HOLDS = "held = bytearray(b'x' * 40 * 2**20); import time; time.sleep(3)"  # 40 MiB
 STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDS!r}]); print('done')"
 
 

@@ -140,8 +140,8 @@ def noted(path: Path) -> int:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, within some seconds; that nobody has asked for its status yet is no matter."""
-    for _ in range(50):
+    """Whether a process has ended, within half a minute; that nobody has asked for its status yet is no matter."""
+    for _ in range(300):
         try:
             os.kill(pid, 0)
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

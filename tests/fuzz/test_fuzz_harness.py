@@ -52,7 +52,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tally, Path]:
     folder = tmp_path_factory.mktemp("fuzz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "RESIDENT", 100 << 20)
-        patch.setattr(harness, "LATE_S", 1.0)
         return run(order(folder, count=len(WAYS))), folder
 
 
@@ -146,7 +145,7 @@ def test_a_worker_ends_with_whoever_watches_it(tmp_path: Path) -> None:
         "os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], env=variables(), check=True, timeout=60)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while alive(str(tmp_path)) and time.monotonic() < until:
         time.sleep(0.1)
     assert not alive(str(tmp_path))

@@ -175,21 +175,27 @@ def test_a_killed_process_leaves_it_to_the_next(in_place: Bundle, library: Kerne
     whole = place.read_bytes()
     place.unlink()
     program = (
-        "import sys, time\n"
+        "import itertools, sys, time\n"
         "from edge.bundle import open_bundle\n"
         "from edge.runtime.kernels.packed_writer import PackedWriter\n"
         "from edge.runtime.load import open_engine\n"
-        "put = PackedWriter.put\n"
-        "PackedWriter.put = lambda self, content: (put(self, content), print(flush=True), time.sleep(0.01))\n"
+        "put, numbers = PackedWriter.put, itertools.count(1)\n"
+        "def put_or_wait(self, content):\n"
+        "    put(self, content)\n"
+        "    if next(numbers) == int(sys.argv[2]):\n"
+        "        print('waits', flush=True)\n"
+        "        time.sleep(600)\n"
+        "PackedWriter.put = put_or_wait\n"
         "open_engine(open_bundle(sys.argv[1]))\n"
     )
     draw = random.Random(4)
     for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", program, str(in_place.root)], stdout=subprocess.PIPE) as running:
+        command = [sys.executable, "-c", program, str(in_place.root), str(draw.randrange(8, 16))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
             assert running.stdout is not None
-            for _ in range(draw.randrange(8, 16)):
-                running.stdout.readline()
+            said = running.stdout.readline()
             running.kill()
+        assert said == b"waits\n"
     assert has_begun(place)
     kept.clear()
     assert logits(in_place) == wanted and place.read_bytes() == whole

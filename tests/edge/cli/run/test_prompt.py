@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_what_is_piped_is_text(pipe: Callable) -> None:
 def test_who_waits_for_standard_input_is_told(
     pipe: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    told, tell = threading.Event(), prompts._tell
+    monkeypatch.setattr(prompts, "_tell", lambda: (tell(), told.set()))
     monkeypatch.setattr(prompts, "PATIENCE_S", 0.05)
 
     class Slow(io.RawIOBase):
@@ -116,15 +119,17 @@ def test_who_waits_for_standard_input_is_told(
             return True
 
         def readinto(self, buffer: object) -> int:
-            time.sleep(0.3)
+            assert told.wait(30)
             return 0
 
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Slow())))
     assert read_prompt("Why?", None) == "Why?"
     assert capsys.readouterr().err.count("Waiting for standard input") == 1
+    monkeypatch.setattr(prompts, "PATIENCE_S", 60)
     pipe(b"quick")
     read_prompt("Why?", None)
-    time.sleep(0.1)
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    assert not [each for each in timers if each.function is prompts._tell and not each.finished.is_set()]
     assert capsys.readouterr().err == ""
 
 

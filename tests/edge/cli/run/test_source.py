@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import children_work as work
 import pytest
 from gguf_files import tiny_model, write_gguf
 
@@ -342,7 +343,10 @@ def test_nothing_in_the_current_folder_is_run_by_an_export(tmp_path: Path, monke
 def test_a_killed_run_leaves_no_process_and_the_next_run_no_files(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-P", "-m", "edge.cli.main", "run", str(model), *ASKED]
+    script = f"import sys; sys.path.insert(0, {str(Path(work.__file__).parent)!r}); import children_work as work\n"
+    script += "from edge.cli.main import main; from edge.cli.run import source\n"
+    script += "source._stage = work.stage_without_end; sys.exit(main())"
+    command = [sys.executable, "-c", script, "run", str(model), *ASKED]
     run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     parts: list[Path] = []
     while not (parts := [each for each in (tmp_path / "home").rglob("weights.bin") if each.stat().st_size]):
@@ -353,7 +357,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_run_no_files(
     run.wait()
     assert children and parts
     for child in children:
-        for _ in range(100):
+        for _ in range(600):
             status = Path(f"/proc/{child}/stat")
             if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
                 break

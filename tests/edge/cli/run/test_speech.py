@@ -227,6 +227,7 @@ def test_a_link_that_leads_nowhere_is_refused_and_one_to_a_file_stays_one(
 
 
 ALONE = """
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -239,12 +240,25 @@ model, engine = fake_transcriber(Path(sys.argv[1]) / "x.edge", Script(said(0.0, 
 edge.runtime.load.start = lambda bundle, asked: Loading(model.bundle, asked, PLAIN, engine)
 edge.cli.run.source.open_source = lambda path: model.bundle
 import edge.cli.run.speech as speech
+import edge.runtime.speech.audio as audio
+def say(what):
+    print(what, file=sys.stderr, flush=True)
+def aloud(blocks):
+    say("reading")
+    yield next(blocks)
+    say("read")
+    yield from blocks
+from_pcm = audio.from_pcm
+def from_pcm_aloud(*given):
+    sound = from_pcm(*given)
+    return dataclasses.replace(sound, blocks=aloud(sound.blocks))
+audio.from_pcm = from_pcm_aloud
 begin = speech._Output.begin
 def begin_aloud(self, running):
     begin(self, running)
-    print("ready", file=sys.stderr, flush=True)
+    say("ready")
 def hear(*args, **options):
-    print("hearing", file=sys.stderr, flush=True)
+    say("hearing")
     time.sleep(60)
 engine.encode_audio = hear
 speech._Output.begin = begin_aloud
@@ -263,11 +277,11 @@ def test_ctrl_c_ends_a_recording_whose_pipe_stays_open_without_a_crash(tmp_path:
         text=True,
     ) as process:
         assert process.stdin is not None and process.stderr is not None
-        assert process.stderr.readline() == "ready\n"
+        assert [process.stderr.readline() for _ in range(2)] == ["ready\n", "reading\n"]
         if times == 2:
             process.stdin.write("sound " * 4000)
             process.stdin.flush()
-        time.sleep(0.3)
+            assert process.stderr.readline() == "read\n"
         process.send_signal(signal.SIGINT)
         if times == 2:  # the first ends the recording, of which this is heard
             assert process.stderr.readline() == "hearing\n"

@@ -189,7 +189,8 @@ def test_lines_pasted_during_an_answer_are_one_message(begin: Begin, tmp_path: P
 
 @pytest.mark.parametrize("editor", EDITORS)
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_typed(begin: Begin, tmp_path: Path, editor: str) -> None:
-    chat = begin(LONG, "Fine.", editor=editor, delay=0.01)
+    answer = LONG * 5
+    chat = begin(answer, "Fine.", editor=editor, delay=0.1)
     chat.type("hi\r")
     chat.until("This ")
     chat.type("how?")
@@ -200,12 +201,12 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_typed(begin: Begin, tmp_path:
     chat.until("Fine.")
     chat.prompt()
     first, shown, *others = said(chat, tmp_path)
-    assert first == "hi" and LONG.startswith(shown) and 4 < len(shown) < len(LONG) and others == ["how?", "Fine."]
+    assert first == "hi" and answer.startswith(shown) and 4 < len(shown) < len(answer) and others == ["how?", "Fine."]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, "a crash"])
 def test_whatever_ends_an_answer_the_terminal_is_as_it_was(begin: Begin, number: signal.Signals | str) -> None:
-    chat = begin(LONG, delay=0.01, fails=20 if number == "a crash" else 0)
+    chat = begin(LONG * 5, delay=0.1, fails=40 if number == "a crash" else 0)
     chat.type("hi\r")
     chat.until("This ")
     assert chat.modes == termios.NOFLSH
@@ -230,7 +231,7 @@ def test_a_chat_that_waits_for_words_ends_when_it_is_told_to(begin: Begin, edito
 
 def test_a_program_that_is_stopped_gives_the_terminal_back_and_takes_it_again(begin: Begin) -> None:
     shell = "set -m; $CHAT; echo is stopped; while read line; do fg; echo is over; done"
-    chat = begin(LONG, delay=0.03, shell=shell)
+    chat = begin(LONG, delay=0.1, shell=shell)
     chat.type("hi\r")
     chat.until("This ")
     chat.type(CTRL_Z)

@@ -153,7 +153,7 @@ def test_a_failure_keeps_finished_lines(run: Run, fake: Callable, sentences: Pat
 
 
 def test_lines_are_answered_side_by_side_in_their_order() -> None:
-    met = threading.Barrier(3, timeout=10)  # three threads at a time
+    met = threading.Barrier(3, timeout=60)  # three threads at a time
 
     def make(place: int) -> Answer:
         met.wait()
@@ -320,7 +320,7 @@ def test_a_pipe_as_the_output_gets_the_answers_and_stays(run: Run, fake: Callabl
     reader = threading.Thread(target=lambda: got.append(out.read_text()))
     reader.start()
     assert run("x.edge", "--lines", sentences, "--output", out)[0] == 0
-    reader.join(10)
+    reader.join(60)
     assert got == [ANSWERS] and out.is_fifo()
     assert sorted(p.name for p in out.parent.iterdir()) == ["fake.edge", "out.txt", "sentences.txt"]
 
