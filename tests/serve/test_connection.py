@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,9 +22,32 @@ LARGE = 12 << 20  # bytes: more than the system keeps for who reads slowly
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
-    monkeypatch.setattr(connection, "UNREAD_S", 0.5)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing ends by time that is not the subject of a test."""
+    monkeypatch.setattr(connection, "REQUEST_S", 2 * WAIT_S)
+    monkeypatch.setattr(connection, "UNREAD_S", 2 * WAIT_S)
+
+
+class Look(NamedTuple):
+    """What a connection looks at again after a while: whether it still has so many bytes."""
+
+    whose: connection.Connection
+    unread: int
+    timer: asyncio.TimerHandle
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Look]:
+    """One for each time that a connection waits for its reader."""
+    found, look_again = list[Look](), connection.Connection._look_again
+
+    def noted(self: connection.Connection) -> None:
+        look_again(self)
+        assert self._unread is not None
+        found.append(Look(self, self.transport.get_write_buffer_size(), self._unread))
+
+    monkeypatch.setattr(connection.Connection, "_look_again", noted)
+    return found
 
 
 class App:
@@ -92,6 +115,13 @@ def serving(app: App) -> Iterator[Callable[..., socket.socket]]:
         assert not thread.is_alive()
 
 
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def closed(made: socket.socket) -> bool:
     """True once the other side has closed a connection without a word."""
     try:
@@ -108,14 +138,16 @@ def asked(made: socket.socket, path: str = "/") -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "cut", "a head"])
-def test_a_connection_that_asks_nothing_is_closed(sent: bytes) -> None:
+def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
     with serving(App()) as connect:
         made = connect()
         made.sendall(sent)
         assert closed(made)
 
 
-def test_a_head_that_comes_by_and_by_is_not_waited_for() -> None:
+def test_a_head_that_comes_by_and_by_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
     with serving(App()) as connect:
         for first in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):  # also after a request
             made = connect()
@@ -126,15 +158,17 @@ def test_a_head_that_comes_by_and_by_is_not_waited_for() -> None:
                     time.sleep(0.05)
 
 
-def test_a_connection_may_rest_between_two_requests() -> None:
+def test_a_connection_may_rest_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 3.0)
     with serving(App()) as connect:
         made = connect()
         assert asked(made) == b"word"
-        time.sleep(1.0)
+        time.sleep(4.0)
         assert asked(made) == b"word"
 
 
-def test_an_answer_that_nobody_reads_is_ended() -> None:
+def test_an_answer_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNREAD_S", 0.5)
     app = App()
     with serving(app) as connect:
         made = connect(small=True)
@@ -142,32 +176,36 @@ def test_an_answer_that_nobody_reads_is_ended() -> None:
         assert app.ended.wait(WAIT_S)
 
 
-def test_an_answer_that_is_read_goes_on() -> None:
+def test_an_answer_that_is_read_goes_on(looks: list[Look]) -> None:
     app = App()
     with serving(app) as connect:
         made = connect()
         made.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-        end = time.monotonic() + 1.5
-        while time.monotonic() < end:
-            assert made.recv(1 << 20)
-        assert not app.ended.is_set()
+        for count in range(1, 6):
+            wait_until(lambda count=count: len(looks) >= count)
+            timer = looks[count - 1].timer
+            wait_until(lambda timer=timer: bool(made.recv(1 << 20)) and timer.cancelled())
+        assert made.recv(1 << 20) and not app.ended.is_set()
 
 
-def test_a_large_answer_may_be_read_slowly() -> None:
+def test_a_large_answer_may_be_read_slowly(looks: list[Look]) -> None:
+    """However slowly: what counts is that some was read between two looks."""
     with serving(App()) as connect:
         made, read = connect(), 0
         made.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        began = time.monotonic()
+        for count in range(1, 6):
+            wait_until(lambda count=count: len(looks) >= count)
+            whose, unread, _ = looks[-1]
+            while whose.transport.get_write_buffer_size() >= unread:
+                read += len(made.recv(1 << 16))
+            whose.loop.call_soon_threadsafe(whose._look, unread)  # as the timer does
         while piece := made.recv(1 << 16):
             read += len(piece)
-            if time.monotonic() < began + 2.0:
-                time.sleep(0.03)
         assert read > LARGE
 
 
 def test_there_are_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MOST", 2)
-    monkeypatch.setattr(connection, "REQUEST_S", WAIT_S)
     with serving(App()) as connect:
         first, _ = connect(), connect()
         assert closed(connect())

@@ -168,15 +168,26 @@ def test_each_address_is_for_its_kind_of_model(
     assert response.status_code == 400 and "/v1/chat/completions" in response.json()["error"]["message"]
 
 
-def test_one_thing_at_a_time_and_too_many_are_sent_away(listener: Bundle, tmp_path: Path) -> None:
-    long = write_wave(tmp_path / "long.wav", np.tile(tone(1.0), 120))
+def test_one_thing_at_a_time_and_too_many_are_sent_away(
+    listener: Bundle, wave: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     statuses: list[int] = []
+    refused, transcribe_stream = threading.Event(), edge.Transcriber.transcribe_stream
+
+    def held(self: edge.Transcriber, *given: Any, **more: Any) -> Any:
+        refused.wait(60)
+        return transcribe_stream(self, *given, **more)
+
     with running(listener, queue=1) as client:
-        assert heard(client, listener.root.stem, write_wave(tmp_path / "short.wav", tone(1.0))).status_code == 200
-        threads = [
-            threading.Thread(target=lambda: statuses.append(heard(client, listener.root.stem, long).status_code))
-            for _ in range(6)
-        ]
+        assert heard(client, listener.root.stem, wave).status_code == 200
+        monkeypatch.setattr(edge.Transcriber, "transcribe_stream", held)
+
+        def ask() -> None:
+            statuses.append(heard(client, listener.root.stem, wave).status_code)
+            if statuses[-1] == 429:
+                refused.set()
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:

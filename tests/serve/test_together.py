@@ -102,24 +102,27 @@ def test_several_answers_to_one_prompt_are_those_that_it_has_alone(client: httpx
 def test_nothing_is_computed_for_a_client_that_left(
     pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an answer that would take ten seconds."""
-    push = BatchAnswer.push
+    """Of an answer that would take 40 seconds."""
+    push, tokens = BatchAnswer.push, list[int]()
 
     def slow(self: BatchAnswer, token: int) -> None:
-        time.sleep(0.05)
+        tokens.append(token)
+        time.sleep(0.2)
         push(self, token)
 
-    monkeypatch.setattr(BatchAnswer, "push", slow)
     with running(pristine_tiny_bundle) as client:
-        leave(client, 5)
+        usage = client.post("/v1/completions", json=body(11) | {"max_tokens": 200}).json()["usage"]
+        monkeypatch.setattr(BatchAnswer, "push", slow)
+        leave(client, 11)
         began = time.monotonic()
         while True:
             lines = client.get("/metrics").text.splitlines()
             (growing,) = (line for line in lines if line.startswith("edge_growing_answers{"))
             if float(growing.split()[-1]) == 0:
                 break
-            assert time.monotonic() < began + 5
+            assert time.monotonic() < began + 60
             time.sleep(0.05)
+    assert len(tokens) < usage["completion_tokens"]
 
 
 @pytest.mark.parametrize(("parallel", "queue", "n"), [(1, 0, 1), (4, 1, 16), (1, 0, 3)])
@@ -153,15 +156,26 @@ def test_a_worker_that_something_ends_is_replaced(
         assert client.post("/v1/completions", json=body).json()["choices"] == said
 
 
-def test_what_waits_too_long_in_line_is_sent_away(pristine_tiny_bundle: Bundle) -> None:
+def test_what_waits_too_long_in_line_is_sent_away(
+    pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     statuses: list[int] = []
+    refused, push = threading.Event(), BatchAnswer.push
+
+    def held(self: BatchAnswer, token: int) -> None:
+        refused.wait(60)
+        refused.set()  # else each token would be waited for
+        push(self, token)
+
     with running(pristine_tiny_bundle, parallel=1, queue=1) as client:
         client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        monkeypatch.setattr(BatchAnswer, "push", held)
 
         def ask() -> None:
             response = client.post("/v1/completions", json={"prompt": "The moon", "max_tokens": 200, "temperature": 0})
             statuses.append(response.status_code)
             if response.status_code == 429:
+                refused.set()
                 assert int(response.headers["retry-after"]) > 0
                 assert response.json()["error"]["type"] == "rate_limit_error"
 

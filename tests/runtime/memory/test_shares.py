@@ -221,8 +221,8 @@ def test_a_thread_that_waits_is_interrupted_by_ctrl_c(model: edge.Model) -> None
     holder = threading.Thread(target=hold)
     holder.start()
     begun.wait(LONG_S)
-    threading.Timer(0.3, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.3, _thread.interrupt_main).start()
         model.generate("hi", max_tokens=CONTEXT)
     done.set()
     holder.join()
@@ -330,12 +330,27 @@ def test_without_a_limit_nothing_is_counted(pristine_tiny_bundle: Bundle) -> Non
         assert model.engine.shares is None
 
 
-def test_a_stream_waits_where_another_thread_goes_on_with_the_one_that_this_one_began(model: edge.Model) -> None:
-    """As in a server, whose pool of threads takes the next piece of any stream."""
+@pytest.mark.parametrize("already", [True, False])
+def test_a_stream_waits_where_another_thread_goes_on_with_the_one_that_this_one_began(
+    model: edge.Model, monkeypatch: pytest.MonkeyPatch, already: bool
+) -> None:
+    """As in a server, whose pool of threads takes the next piece of any stream, or will do so soon."""
+    monkeypatch.setattr("edge.runtime.memory.shares.GRACE_S", 0 if already else LONG_S)
     began, other = model.stream("The moon", max_tokens=CONTEXT), model.stream("hi", max_tokens=3)
     next(began)
+    goes_on = threading.Event()
+
+    def go_on() -> list[Any]:
+        if not already:
+            time.sleep(0.2)
+        first = next(began)
+        goes_on.set()
+        time.sleep(0.3)
+        return [first, *began]
+
     with ThreadPoolExecutor(1) as pool:
-        rest = pool.submit(lambda: [next(began), time.sleep(0.3), *began])
+        rest = pool.submit(go_on)
+        assert not already or goes_on.wait(LONG_S)
         assert next(other).text is not None, "it waited for the other"
         assert rest.done() or rest.result(LONG_S)
 

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_speech import RATE, Script, fake_transcriber, noise, said
 
 from edge.errors import InputError
+from edge.runtime.speech import live
 from edge.runtime.speech.audio import Audio
 from edge.runtime.speech.live import AHEAD_S, recording
 from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, sound_before_gap
@@ -151,7 +153,7 @@ def test_sound_that_waits_already_fills_whole_windows(tmp_path: Path) -> None:
     model, engine = fake_transcriber(tmp_path, Script(said(0.0, " Said.", 30.0, 30.0)))
     audio = recording(Audio(piped(), None), RATE, lambda: False)
     next(audio.blocks)
-    assert read.wait(10)
+    assert read.wait(60)
     list(model.transcribe_stream(audio))
     assert len(engine.windows[0]) == 30 * RATE
 
@@ -165,7 +167,7 @@ def test_a_recording_is_read_on_while_the_model_computes() -> None:
 
     audio = recording(Audio(speaking(), None), RATE, lambda: False)
     next(audio.blocks)
-    assert read.wait(10), "a pipe that nobody reads loses sound"
+    assert read.wait(60), "a pipe that nobody reads loses sound"
 
 
 def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
@@ -174,12 +176,12 @@ def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
     def speaking() -> Iterator[np.ndarray]:
         yield from (noise(1) for _ in range(3))
         taken.set()
-        later.wait(5)
+        later.wait(60)
         yield noise(1)
 
     audio = recording(Audio(speaking(), None), RATE, stop.is_set)
     heard = [next(audio.blocks)]
-    assert taken.wait(10)
+    assert taken.wait(60)
     stop.set()
     heard += audio.blocks
     assert len(heard) == 3, "what is said after the stop is not waited for"
@@ -187,8 +189,10 @@ def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
 
 
 @pytest.mark.parametrize("seconds", [2.0, 0.1])
-def test_a_source_of_any_speed_is_read_ten_minutes_ahead_and_no_further_after_a_stop(seconds: float) -> None:
-    stop, block, read = threading.Event(), noise(seconds), 0
+def test_a_source_of_any_speed_is_read_ten_minutes_ahead_and_no_further_after_a_stop(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, full, block, read = threading.Event(), threading.Event(), noise(seconds), 0
 
     def flood() -> Iterator[np.ndarray]:
         nonlocal read
@@ -203,8 +207,14 @@ def test_a_source_of_any_speed_is_read_ten_minutes_ahead_and_no_further_after_a_
             time.sleep(0.3)
         return read
 
+    def rest(pause: float) -> None:
+        full.set()
+        time.sleep(pause)
+
+    monkeypatch.setattr(live, "time", SimpleNamespace(sleep=rest))
     audio = recording(Audio(flood(), None), RATE, stop.is_set)
     next(audio.blocks)
+    assert full.wait(60)
     ahead = settled()
     assert AHEAD_S <= ahead * seconds <= AHEAD_S + 2 * seconds, "blocks of any size are so much sound"
     stop.set()

@@ -7,8 +7,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ FAMILIES = (
     *("mistral", "gemma", "phi3"),
 )
 SLOW = [r"[a-z]*[a-y]*\d", r"(?:a|b)*(?:a|[ab])*\d", r"(?:[a-z]+\s?)+[0-9]"]
+
+
+@pytest.fixture(autouse=True)
+def given_up() -> Iterator[None]:
+    """Waits in the end for what nobody waited for: it would take the next tests' time, and the library's threads."""
+    before = threading.enumerate()
+    yield
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(60)
 
 
 @pytest.fixture
@@ -69,14 +80,14 @@ def test_no_chain_of_parts_makes_more_of_a_text_than_there_is_room_for(spoil: Sp
 def test_an_expression_that_goes_back_for_ever_is_not_waited_for(
     spoil: Spoil, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "CALM_S", 0.3)
+    monkeypatch.setattr(bounds, "CALM_S", 0.1)
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     begun = time.monotonic()
-    with pytest.raises(BundleError, match="has not come to an end of 2,000 characters|cannot be read as a tokenizer"):
-        Text(spoil(pre_tokenizer=split)).encode("a" * 2000)
+    with pytest.raises(BundleError, match="has not come to an end of 1,500 characters|cannot be read as a tokenizer"):
+        Text(spoil(pre_tokenizer=split)).encode("a" * 1500)
     with pytest.raises(BundleError, match="has not come to an end of|cannot be read as a tokenizer"):
-        Text(spoil(normalizer=replace({"Regex": pattern}, ""))).encode("a" * 2000)
-    assert time.monotonic() - begun < 20
+        Text(spoil(normalizer=replace({"Regex": pattern}, ""))).encode("a" * 1500)
+    assert time.monotonic() - begun < 60
 
 
 def test_the_command_ends_though_the_expression_does_not(spoil: Spoil) -> None:
@@ -118,8 +129,9 @@ def test_a_tokenizer_that_takes_more_than_time_for_its_text_is_not_waited_for(
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder"))
     text = Text(spoil(**{**parts, **ENDLESS[name]}))
     letter = " " if "spaces that" in name else "a"
-    with pytest.raises(BundleError, match="has not come to an end of 6,000 characters"):
-        text.encode(letter * 6000)
+    length = 4000 if name.startswith("words") else 12_000  # about a second
+    with pytest.raises(BundleError, match=f"has not come to an end of {length:,} characters"):
+        text.encode(letter * length)
 
 
 def test_parts_that_no_checkpoint_has_are_not_known() -> None:
@@ -166,8 +178,8 @@ def test_added_tokens_are_not_normalized_into_more_than_there_is_room_for(spoil:
 
 @pytest.mark.parametrize("pattern", SLOW)
 def test_added_tokens_are_not_normalized_for_ever(spoil: Spoil, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "CALM_S", 0.2)
-    token = SPACES | {"content": "a" * 2000, "normalized": True}
+    monkeypatch.setattr(bounds, "CALM_S", 0.1)
+    token = SPACES | {"content": "a" * 1500, "normalized": True}
     with pytest.raises(BundleError, match="has not come to an end of|cannot be read as a tokenizer"):
         Text(spoil(added_tokens=[token], normalizer=replace({"Regex": pattern}, "")))
 
