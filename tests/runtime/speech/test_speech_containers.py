@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,10 @@ def test_a_decoder_that_says_nothing_more_is_ended(ffmpeg: Fake, talk: Path, mon
     ffmpeg("pass", "time.sleep(60)")
     blocks = open_audio(talk, RATE).blocks
     monkeypatch.setattr(containers, "WAIT_S", 1)
+    began = time.monotonic()
     with pytest.raises(InputError, match="no sound came for 1 s"):
         next(blocks)
+    assert time.monotonic() - began < 40, "it was waited for"
 
 
 def test_an_opening_that_never_ends_is_ended(ffmpeg: Fake, talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
