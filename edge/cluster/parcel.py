@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from edge import __version__
@@ -108,6 +108,8 @@ def _survey(bundle: Bundle, cluster: Cluster) -> Iterator[tuple[Node, bool]]:
             version, has = ray.get(answer, timeout=SURVEY_S)
         except GetTimeoutError:
             raise InputError(f"The node {node.name} does not answer; see ray status.") from None
+        except (NodeDiedError, TaskUnschedulableError):
+            raise InputError(f"The node {node.name} is no longer there; give the command again.") from None
         except RayError as e:
             raise InputError(
                 f"edge cannot be used on the node {node.name}: {_why(e)}; install edge-lm {__version__} there, with "

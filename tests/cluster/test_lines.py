@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +156,18 @@ def test_another_version_on_a_node_is_refused(
         parcel.packed(pristine_tiny_bundle, cluster)
 
 
+def test_a_node_that_died_before_ray_noticed_is_not_told_to_install_edge(
+    nodes: Any, pristine_tiny_bundle: Bundle
+) -> None:
+    from edge.cluster import parcel
+    from edge.cluster.address import joined
+
+    with joined(nodes.address) as cluster:
+        dead = replace(cluster.nodes[0], number="ab" * 28, name="gone (10.0.0.1)")
+        with pytest.raises(InputError, match=r"The node gone \(10\.0\.0\.1\) is no longer there"):
+            parcel.packed(pristine_tiny_bundle, replace(cluster, nodes=[dead]))
+
+
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
@@ -179,6 +194,20 @@ def test_a_server_that_is_no_cluster_is_told_from_one(monkeypatch: pytest.Monkey
         at = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(InputError, match=f"No cluster answers at {at}"), address.joined(at):
             pass
+
+
+def test_what_asks_after_a_cluster_was_left_starts_no_other() -> None:
+    """As a thread of Ray's may that outlives it."""
+    pytest.importorskip("ray", reason="needs the extra cluster")
+    code = (
+        "from edge.cluster.address import joined\n"
+        "import ray\n"
+        "with joined('local'): ray.put(1)\n"
+        "try: ray.put(1)\n"
+        "except ray.exceptions.RaySystemError: print('not', ray.is_initialized())\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert found.stdout == "not False\n", found.stderr
 
 
 def test_more_threads_than_a_node_has_are_refused(nodes: Any) -> None:

@@ -67,6 +67,8 @@ def test_odd_numbers_of_replicas_are_refused(given: str, capsys: pytest.CaptureF
 def test_without_ray_the_extra_is_named(
     tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for each in [name for name in sys.modules if name.startswith("edge.cluster")]:
+        monkeypatch.delitem(sys.modules, each)  # of tests before
     for each in ("grpc", "ray"):
         monkeypatch.setitem(sys.modules, each, None)
     assert main(["serve", str(tiny_bundle.root), "--port", "0", "--cluster", "local"]) == 2
