@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SHORTEST = 4  # tokens of a prompt that are read at a time beside answers that grow
+SLOWER = 1.15  # as much longer may a piece take than a step of those that grow, or than the shortest piece
 FORGETS = 4  # steps in which what a step takes is forgotten, by and by
 
 
@@ -63,7 +64,8 @@ class Batch:
     """Grows answers in one engine, whose steps take several sequences: `add` them, and call `step` until it is `idle`.
 
     The prompt that waits longest is read first. Where `fair`, it is read piece by piece between the steps of those that
-    grow, each piece in about the time of such a step, and has memory of its own meanwhile; otherwise at once.
+    grow, each piece in about the time of such a step, or in that of a shorter piece where more tokens take no longer,
+    and has memory of its own meanwhile; otherwise at once.
 
     Args:
         engine: what runs the steps.
@@ -106,7 +108,8 @@ class Batch:
         self._left: dict[KVCache, Known | None] = {}  # their prompts, as other texts may begin like them
         self._refused: list[BatchAnswer] = []  # before they began
         self._alone: Generator[list[int], None, None] | None = None  # steps of an answer that has drafts
-        self._step_s = self._token_s = 0.0  # what a step of those that grow takes, and a token that is read
+        self._step_s = self._shortest_s = 0.0  # what a step of those that grow takes, and the shortest piece
+        self._size = SHORTEST  # tokens of a piece beside those that grow
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
@@ -243,8 +246,8 @@ class Batch:
                 interrupted=answer.options.interrupted,
                 prompt=len(answer.prompt),
             )
-            if (ran := min(size, len(rest))) >= SHORTEST:  # a token alone takes longer than it does among others
-                self._token_s = (time.perf_counter() - began) / ran
+            if self._growing and size == self._size <= len(rest):
+                self._resize(time.perf_counter() - began)
             if size < len(rest):
                 return []
             self._reading = None
@@ -282,13 +285,20 @@ class Batch:
             self._growing[copy] = answer
 
     def _piece(self) -> int:
-        """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what takes about
-        as long as a step of those that grow. Without kernels to which that makes no difference, always the same."""
-        if not self._growing or not self._engine.independent:
-            return self._chunk
-        if not self._token_s or not self._step_s:
-            return SHORTEST
-        return max(SHORTEST, min(self._chunk, int(self._step_s / self._token_s)))
+        """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what was found to
+        take little time. Without kernels to which that makes no difference, always the same."""
+        return self._size if self._growing and self._engine.independent else self._chunk
+
+    def _resize(self, took_s: float) -> None:
+        """Let the next piece be longer where this one took little time, else shorter. A step reads all weights: up to
+        some number more tokens cost next to nothing."""
+        if self._size == SHORTEST:
+            self._shortest_s += (took_s - self._shortest_s) / (FORGETS if self._shortest_s else 1)
+        limit = SLOWER * max(self._step_s, self._shortest_s)
+        if took_s <= limit:
+            self._size = min(self._chunk, self._size + max(1, self._size // 4))
+        else:
+            self._size = max(SHORTEST, min(self._size - 1, int(self._size * limit / took_s)))
 
     def _join(self, answer: BatchAnswer, cache: KVCache) -> None:
         """Let an answer grow, whose prompt was read."""
