@@ -30,7 +30,7 @@ from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_
 from edge.hub_links import is_within
 from edge.manifest import File, Manifest
 from edge.manifest_checks import faults
-from edge.regular_file import CHUNK, open_regular, read_regular, status_of
+from edge.regular_file import CHUNK, identity_of, open_regular, read_regular, status_of
 from edge.swap import PART, beside, put_back, put_in_place, real_place, sweep
 from edge.typed_json import read_json
 
@@ -155,11 +155,8 @@ class Bundle:
     def _stamp(self) -> dict[str, list[Any]]:
         """Return data that identify each file's content without reading it: expected sha256, size, mtime, ctime,
         inode."""
-        stamp: dict[str, list[Any]] = {}
-        for file in self.manifest.files:
-            stat = self.path(file.path).stat()
-            stamp[file.path] = [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-        return stamp
+        files = self.manifest.files
+        return {file.path: [file.sha256, *identity_of(self.path(file.path).stat())] for file in files}
 
     def check_sizes(self) -> None:
         """Compare only presence and sizes of the files, without reading them."""

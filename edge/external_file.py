@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from edge.errors import BundleError
-from edge.regular_file import open_regular, status_of
+from edge.regular_file import identity_of, open_regular, status_of
 
 BEGINNING = 8 << 20  # bytes that are hashed as a whole: the header with its vocabulary, and the first weights
 LONGEST_PATH = 1000  # bytes
@@ -87,7 +87,7 @@ def stamp(file: ExternalFile) -> str:
         found = status_of(Path(file.path))
     except OSError as e:
         raise _unreadable(file, e) from None
-    return f"{file.sha256} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+    return " ".join([file.sha256, *map(str, identity_of(found))])
 
 
 def faults(file: ExternalFile) -> Iterator[str]:

@@ -23,6 +23,7 @@ from edge.export.facts.tensors import QTensor
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir, drop_oldest, is_own, mark_used
 from edge.lock import locked
+from edge.regular_file import identity_of
 
 if TYPE_CHECKING:
     import torch
@@ -181,13 +182,13 @@ def _key(checkpoint: Checkpoint, options: Mapping[str, object]) -> str:
     return f"{Path(checkpoint.name).name}-{digest.hexdigest()[:32]}"
 
 
-def _files_of(path: Path | None) -> list[tuple[str, int, int, int, int]]:
+def _files_of(path: Path | None) -> list[tuple[str | int, ...]]:
     """Return data that identify the content of a checkpoint's files without reading them."""
     if path is None:
         return []
     files = sorted(path.iterdir()) if path.is_dir() else parts_of(path)
     stats = [(file.name, file.stat()) for file in files if file.is_file()]
-    return [(name, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for name, each in stats]
+    return [(name, *identity_of(each)) for name, each in stats]
 
 
 def code_key() -> int:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text
+from edge.regular_file import identity_of
 from edge.runtime.kernels.packed_writer import ALIGNMENT, END, MARK, PackedWriter, written
 from edge.runtime.mapped_file import mapped_file
 from edge.runtime.options import shown
@@ -185,7 +186,7 @@ def _stamp_of(path: Path) -> Path:
 
 def _stamp(found: os.stat_result, checksum: int) -> list[int]:
     """Identity of a file's content without reading it, with its checksum."""
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, checksum]
+    return [*identity_of(found), checksum]
 
 
 def _remember(stamp: Path, seen: list[int]) -> None:

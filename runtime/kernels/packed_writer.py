@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from edge.errors import InputError
 from edge.home import drop_parts, for_owner, open_own, read_own, replace_text, replacing
 from edge.lock import locked
+from edge.regular_file import identity_of
 
 MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")
@@ -50,8 +51,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, sources: Sequence[Path]) -> None:
-        seen = [path.stat() for path in sources]
-        head = [[each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino] for each in seen]
+        head = [identity_of(source.stat()) for source in sources]
         before = ""
         with suppress(OSError, ValueError):
             before = read_own(path)
@@ -213,11 +213,8 @@ def written(path: Path, sources: Sequence[Path]) -> Iterator[PackedWriter]:
             with Journal(journal, sources) as lines, _opened(unfinished) as file, PackedWriter(file, lines) as writer:
                 yield writer
             unfinished.replace(part)
-        except Exception:
-            _remove(path)
-            raise
-        except BaseException:  # an interruption
-            if not has_begun(path):
+        except BaseException as e:
+            if isinstance(e, Exception) or not has_begun(path):  # an interruption leaves what is whole
                 _remove(path)
             raise
         _remove(path)
