@@ -144,7 +144,10 @@ def serving(cluster: Cluster, bundles: Mapping[str, Bundle], wanted: Wanted) -> 
             handle = serve.run(deployment.bind(parcels, wanted), name=name, route_prefix=None)
         except RuntimeError as e:
             raise DeviceError(f"The models cannot be started on the cluster: {_why(name) or on_one_line(e)}.") from None
-        yield handle
+        try:
+            yield handle
+        finally:
+            handle.shutdown()  # else its thread asks the controller for ever, also once the cluster was left
     finally:
         with suppress(TimeoutError):  # Ray goes on with it
             serve.delete(name)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -217,6 +220,37 @@ def test_figures_are_those_of_all_replicas(client: httpx.Client) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: text(client, f"Say {i}."), range(8)))
     assert len(answers()) == 2 and sum(answers().values()) == before + 8
+
+
+def test_once_a_cluster_was_left_nothing_asks_for_it_again(pristine_tiny_bundle: Bundle) -> None:
+    """Ray has a thread that asks for more replicas, here every tenth of a second. It would start another cluster, where
+    Ray was imported before edge, and is not told of the end of a deployment that takes too long to end."""
+    pytest.importorskip("ray.serve", reason="needs the extra cluster")
+    code = (
+        "import ray, sys, time\n"
+        "from functools import partial\n"
+        "from pathlib import Path\n"
+        "from edge.bundle import open_bundle\n"
+        "from edge.cluster import serving\n"
+        "from edge.cluster.address import joined\n"
+        "from edge.runtime.load_options import LoadOptions\n"
+        "serving.AutoscalingConfig = partial(serving.AutoscalingConfig, metrics_interval_s=0.1)\n"
+        "def delete(name): raise TimeoutError\n"
+        "serving.serve.delete = delete\n"
+        "wanted = serving.Wanted(LoadOptions(), 4, 8, 1, 1)\n"
+        "bundles = {'tiny': open_bundle(Path(sys.argv[1]))}\n"
+        "init = ray.init\n"
+        "ray.init = lambda *given, **options: init(*given, **options) if given else print('another one')\n"
+        "with joined('local', 1) as cluster, serving.serving(cluster, bundles, wanted) as handle:\n"
+        "    handle.options(stream=True)\n"  # from when on its thread asks
+        "    time.sleep(2)\n"
+        "time.sleep(1)\n"
+        "print('ends')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_AUTO_CONNECT"}
+    command = [sys.executable, "-c", code, str(pristine_tiny_bundle.root)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert found.stdout == "ends\n", found.stderr
 
 
 def test_a_cluster_without_room_says_so(
