@@ -134,7 +134,9 @@ def test_what_onnxruntime_says_of_a_damaged_graph_is_one_sentence(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_two_models_in_one_process_share_one_thread_pool(pristine_tiny_bundle: Bundle) -> None:
+    """A second pool would have two more for good; a thread that ends soon is waited for."""
     script = textwrap.dedent(f"""
+        import time
         from pathlib import Path
         import edge
 
@@ -146,12 +148,15 @@ def test_two_models_in_one_process_share_one_thread_pool(pristine_tiny_bundle: B
         with_one = threads()
         second = edge.load({str(pristine_tiny_bundle.root)!r}, threads=3)
         second.generate("a b c", raw=True)
+        until = time.monotonic() + 20
+        while threads() > with_one and time.monotonic() < until:
+            time.sleep(0.05)
         print(first.engine.threads, second.engine.threads, with_one, threads())
     """)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, second, with_one, with_two = map(int, run.stdout.split())
     assert (first, second) == (3, 3)
-    assert with_two == with_one
+    assert with_two <= with_one
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows counts what is promised, too")
