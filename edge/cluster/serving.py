@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from edge.serve.server import Address, Server
 HOST = "127.0.0.1"  # as which requests reach a replica: who may ask was checked before
 FREED_S = 10.0  # in which processors are free again that another command had
 STARTS = 3  # times that the first replica is started, where it fails
+RESTED_S = 15.0  # in which a handle has stopped what it does by itself
 ENDING_S = 3600.0  # in which a replica that is not needed any more still ends its answers
 
 
@@ -147,10 +149,22 @@ def serving(cluster: Cluster, bundles: Mapping[str, Bundle], wanted: Wanted) -> 
         try:
             yield handle
         finally:
-            handle.shutdown()  # else its thread asks the controller for ever, also once the cluster was left
+            _rest(handle)
     finally:
         with suppress(TimeoutError):  # Ray goes on with it
             serve.delete(name)
+
+
+def _rest(handle: Any) -> None:
+    """Let the handle no longer ask for more replicas, which it would go on with once the cluster was left."""
+
+    def rest() -> None:
+        with suppress(Exception):  # its controller may be gone
+            handle.shutdown()
+
+    thread = threading.Thread(target=rest, daemon=True)
+    thread.start()
+    thread.join(RESTED_S)
 
 
 def _check_room(cluster: Cluster, wanted: Wanted) -> None:

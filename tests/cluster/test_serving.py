@@ -230,6 +230,8 @@ def test_once_a_cluster_was_left_nothing_asks_for_it_again(pristine_tiny_bundle:
         "import ray, sys, time\n"
         "from functools import partial\n"
         "from pathlib import Path\n"
+        "wait, asked = ray.wait, []\n"
+        "ray.wait = lambda *given, **more: (asked.append(1), wait(*given, **more))[1]\n"
         "from edge.bundle import open_bundle\n"
         "from edge.cluster import serving\n"
         "from edge.cluster.address import joined\n"
@@ -243,7 +245,8 @@ def test_once_a_cluster_was_left_nothing_asks_for_it_again(pristine_tiny_bundle:
         "ray.init = lambda *given, **options: init(*given, **options) if given else print('another one')\n"
         "with joined('local', 1) as cluster, serving.serving(cluster, bundles, wanted) as handle:\n"
         "    handle.options(stream=True)\n"  # from when on its thread asks
-        "    time.sleep(2)\n"
+        "    before = len(asked)\n"
+        "    while len(asked) < before + 3: time.sleep(0.1)\n"
         "time.sleep(1)\n"
         "print('ends')\n"
     )
