@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, brief
 
 CLASS = "ByT5Tokenizer"  # what tokenizer_config.json or config.json calls it
 SPECIAL = ["<pad>", "</s>", "<unk>"]  # the bytes come behind them
@@ -37,7 +37,7 @@ def extra_ids(settings: dict[str, Any]) -> int:
     """Return the number of tokens for masked spans that the settings ask for; CheckpointError if it is out of range."""
     extra = settings.get("extra_ids", EXTRA)
     if type(extra) is not int or not 0 <= extra <= MAX_EXTRA:
-        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MAX_EXTRA}.")
+        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {brief(extra)}, not as 0 to {MAX_EXTRA}.")
     return extra
 
 

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from edge.adapter import BASE, CONFIG, WEIGHTS, is_adapter, place_of_base
-from edge.errors import CatalogError, CheckpointError
+from edge.errors import CatalogError, CheckpointError, brief
 from edge.export.checkpoint.directory import DirectoryCheckpoint, FolderCheckpoint
 from edge.export.checkpoint.stored import Stored, tensors_in
 from edge.export.checkpoint.tensor_names import text_name
@@ -165,7 +165,7 @@ class LoRACheckpoint(FolderCheckpoint):
         kind = self._said.get("peft_type")
         if kind != "LORA":
             called = kind if isinstance(kind, str) else "an unnamed kind"
-            raise CheckpointError(f"{self._path} describes an adapter of {called[:60]}, and LORA is read; {MERGE}.")
+            raise CheckpointError(f"{self._path} describes an adapter of {brief(called)}, and LORA is read; {MERGE}.")
         start = self._said.get("init_lora_weights", True)
         asked = {key: value for key, value in self._said.items() if key not in _OF_TRAINING | _READ and value}
         asked.pop("init_lora_weights", None)
@@ -174,7 +174,7 @@ class LoRACheckpoint(FolderCheckpoint):
         if asked:
             key, value = next(iter(asked.items()))
             raise CheckpointError(
-                f"{self._path} says {str(key)[:60]}: {str(value)[:60]}, and how that is merged is not known; {MERGE}."
+                f"{self._path} says {brief(key)}: {brief(value)}, and how that is merged is not known; {MERGE}."
             )
 
     def _open_base(self) -> Checkpoint:
@@ -257,7 +257,7 @@ class LoRACheckpoint(FolderCheckpoint):
         given = self._said.get(patterns) or {}
         if not isinstance(given, Mapping) or not all(re.fullmatch(r"\^?[\w.]+", str(name)) for name in given):
             raise CheckpointError(
-                f"{self._path} gives {patterns} as {str(given)[:60]}, which says no numbers by modules' names; {MERGE}."
+                f"{self._path} gives {patterns} as {brief(given)}, which says no numbers by modules' names; {MERGE}."
             )
         value = self._said.get(key, default)
         for name, own in given.items():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge import typed_json
 from edge.embedding_format import CLS, LAST, LONGEST_PROMPT, MAX, MEAN, MOST_PROMPTS
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, brief
 from edge.export.checkpoint.stored import stored_tensors
 from edge.export.checkpoint.tokenizer_files import read_json, read_text
 from edge.export.facts.pooling import Dense, Pooling
@@ -117,7 +117,7 @@ def _length(settings: dict[str, Any], root: Path) -> int | None:
     if length is None:
         return None
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise CheckpointError(f"{root / 'sentence_bert_config.json'} gives max_seq_length as {str(length)[:60]}.")
+        raise CheckpointError(f"{root / 'sentence_bert_config.json'} gives max_seq_length as {brief(length)}.")
     return length
 
 

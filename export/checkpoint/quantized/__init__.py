@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, brief
 from edge.export.checkpoint.quantized.packing import Method, Settings
 from edge.export.checkpoint.stored import Stored, Tensor
 from edge.export.checkpoint.tokenizer_files import read_json
@@ -72,7 +72,7 @@ def method_of(root: Path, config: Mapping[str, Any]) -> Described | None:
     if not isinstance(said, Mapping) or not isinstance(name, str) or name not in METHODS:
         called = name if isinstance(name, str) else "an unnamed method"
         raise CheckpointError(
-            f"{path} describes weights already quantized by {called[:60]}, and read are {', '.join(METHODS)}; export "
+            f"{path} describes weights already quantized by {brief(called)}, and read are {', '.join(METHODS)}; export "
             "the unquantized model."
         )
     entry = METHODS[name]
