@@ -48,9 +48,9 @@ class MissingExtraError(EdgeError):
 
 def brief(value: object, most: int = 60) -> str:
     """What somebody's file says, as part of a sentence of ours: on one line, at most `most` long."""
-    return " ".join(str(value)[: 4 * most].split())[:most]
+    return " ".join(str(value).split())[:most]
 
 
 def on_one_line(error: BaseException, most: int = 300) -> str:
     """A library's message as part of a sentence of ours: on one line, without its full stop, at most `most` long."""
-    return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__
+    return brief(error, most).rstrip(".") or type(error).__name__
