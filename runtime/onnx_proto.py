@@ -97,10 +97,20 @@ def _pool() -> DescriptorPool:
     return pool
 
 
-_messages = _pool()
+def _classes() -> dict[str, Any]:
+    """The class of every message, by name.
+
+    All of them are kept, also those that stand in other messages alone: protobuf makes these when they are asked for
+    and keeps them as long as there is a message. While Python's garbage collector takes such a class down, another
+    thread could still be given it, and the process ended with the next message of it.
+    """
+    pool = _pool()
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in MESSAGES}
+
+
+CLASSES = _classes()
 ModelProto, AttributeNumbers, TensorNumbers = (
-    GetMessageClass(_messages.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-    for name in ("ModelProto", "AttributeNumbers", "TensorNumbers")
+    CLASSES[name] for name in ("ModelProto", "AttributeNumbers", "TensorNumbers")
 )
 
 
