@@ -32,12 +32,15 @@ struct GroupQueryInputs {
       value_scale;
   int batch, tokens, dim, rows, capacity;  // rows: of the cache before the step; capacity: and after it
   int sequences;                           // of the cache: more than the batch's where the step is for some of them
+  int texts;                               // that the step's tokens are of, of each in a row
+  bool mixed;  // one row of tokens for all of the cache's sequences: one of each, and all others of the last one
   const Some* some;
   int half = 0;                            // columns of the rotary tables, where there are some
   bool packed, bytes;
   bool shared;  // keys and values are another layer's, which has put the step's own into the cache: none are given
 
-  // What onnxruntime's operator refuses is refused, too, but for several tokens of several sequences at a time.
+  // What onnxruntime's operator refuses is refused, too, but for several tokens of several sequences at a time, and for
+  // steps that are `mixed`.
   GroupQueryInputs(Call& call, int heads, int kv_heads, bool rotary)
       : query(call.input(0)),
         key(call.input(1)),
@@ -61,7 +64,10 @@ struct GroupQueryInputs {
     bytes = past_key.type == ort::kInt8;
     const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
     some = call.some && call.some->sequences ? call.some : nullptr;
-    sequences = some ? some->of : batch;
+    mixed = !some && batch == 1 && past_key.rank == 4 && past_key.shape[0] > 1;
+    texts = mixed ? Within(call, "the number of sequences of past_key", past_key.shape[0], 2, tokens) : batch;
+    sequences = some ? some->of : texts;
+    if (mixed) ExpectNone(call, "attention_bias of tokens of several sequences in a row", bias.there);
     if (call.some) ExpectNone(call, "attention_bias of some rows", bias.there);
     Expect(call, "past_key", past_key, type, {sequences, kv_heads, kAnySize, kAnySize});
     rows = Within(call, "the number of rows of past_key", past_key.shape[2], 0, kMostRows / kv_heads);
@@ -81,9 +87,12 @@ struct GroupQueryInputs {
 
   int all() const { return *total.as<int32_t>(); }
   int sequence(int of_batch) const { return some ? some->rows[of_batch] : of_batch; }
-  // Rows that the step adds to a sequence's.
-  int added() const { return shared ? 0 : tokens; }
-  int past(int sequence) const { return last.as<int32_t>()[sequence] + 1 - tokens; }
+  // The tokens of a text: how many, and the first of them among all.
+  int count(int text) const { return !mixed ? tokens : text < texts - 1 ? 1 : tokens - text; }
+  size_t first(int text) const { return static_cast<size_t>(text) * (mixed ? 1 : tokens); }
+  // Rows that the step adds to a text's.
+  int added(int text) const { return shared ? 0 : count(text); }
+  int past(int text) const { return last.as<int32_t>()[text] + 1 - count(text); }
 
  private:
   void CheckScales(const Named& who, int kv_heads) const {
@@ -97,16 +106,19 @@ struct GroupQueryInputs {
 
   void CheckLengths(const Named& who, int kv_heads) {
     ExpectNumbers(who, "total_sequence_length", total, ort::kInt32, 1);
-    const int64_t most = std::min<int64_t>(int64_t{rows} + added(), kMostRows / kv_heads);
-    capacity = std::max(rows, Within(who, "total_sequence_length", all(), tokens, most));
+    const int most_of_one = count(texts - 1);
+    // Of a mixed step the cache has room for what it adds.
+    const int64_t room = mixed ? int64_t{rows} : int64_t{rows} + added(0);
+    const int64_t most = std::min<int64_t>(room, kMostRows / kv_heads);
+    capacity = std::max(rows, Within(who, "total_sequence_length", all(), most_of_one, most));
     if (capacity > rows && capacity != rows + tokens)
       Refuse(who, "total_sequence_length is ", int64_t{capacity}, "; the cache has ", int64_t{rows},
              " rows, and without room for the step it must be ", int64_t{tokens}, " more");
-    ExpectNumbers(who, "seqlens_k", last, ort::kInt32, batch);
-    if (!last.rank) RefuseInput(who, "seqlens_k", last, ort::kInt32, {batch});
-    for (int b = 0; b < batch; b++) {
+    ExpectNumbers(who, "seqlens_k", last, ort::kInt32, texts);
+    if (!last.rank) RefuseInput(who, "seqlens_k", last, ort::kInt32, {texts});
+    for (int text = 0; text < texts; text++) {
       const int64_t end = bias.there ? all() : capacity;
-      Within(who, "seqlens_k", last.as<int32_t>()[b], tokens - 1, std::min(end, int64_t{rows} + added()) - 1);
+      Within(who, "seqlens_k", last.as<int32_t>()[text], count(text) - 1, std::min(end, room) - 1);
     }
   }
 
@@ -126,9 +138,9 @@ struct GroupQueryInputs {
     if (positions.there) Expect(who, "position_ids", positions, ort::kInt64, {batch, tokens});
     if (!rotary) return;
     const int64_t there = cos.shape[0];
-    for (int b = 0; b < batch; b++)
-      if (last.as<int32_t>()[b] >= there)
-        Refuse(who, "seqlens_k is ", int64_t{last.as<int32_t>()[b]}, ", and cos_cache has ", there, " rows");
+    for (int text = 0; text < texts; text++)
+      if (last.as<int32_t>()[text] >= there)
+        Refuse(who, "seqlens_k is ", int64_t{last.as<int32_t>()[text]}, ", and cos_cache has ", there, " rows");
     for (int64_t i = 0; i < positions.there * int64_t{batch} * tokens; i++)
       if (const int64_t at = positions.as<int64_t>()[i]; at < 0 || at >= there)
         Refuse(who, "position_ids has ", at, ", and cos_cache ", there, " rows");

@@ -116,9 +116,9 @@ class GroupQuery : public Attends {
 
   void Compute(Call& call) const override {
     const GroupQueryInputs in(call, heads_, kv_heads_, rotary_);
-    const int batch = in.batch, tokens = in.tokens, dim = in.dim, capacity = in.capacity;
+    const int dim = in.dim, capacity = in.capacity;
     const bool packed = in.packed, bytes = in.bytes;
-    const int64_t made[] = {batch, tokens, static_cast<int64_t>(heads_) * dim};
+    const int64_t made[] = {in.batch, in.tokens, static_cast<int64_t>(heads_) * dim};
     const int64_t cache[] = {in.sequences, kv_heads_, capacity, dim};
     const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
     float* out = call.floats(0, made, 3);
@@ -128,27 +128,27 @@ class GroupQuery : public Attends {
     const size_t width = in.query.shape[2], kv_width = static_cast<size_t>(kv_heads_) * dim;
     const int group = heads_ / kv_heads_, half = rotary_ ? in.half : 0;
 
-    const size_t all_heads = static_cast<size_t>(tokens) * heads_;
-    float* rotated = ort::Reserve(call.room.floats, all_heads * dim);
-    int8_t* rounded = bytes ? ort::Reserve(call.room.bytes, all_heads * dim * 2) : nullptr;
-    float* rounded_scales = bytes ? ort::Reserve(call.room.scales, all_heads) : nullptr;
-    int32_t* rounded_sums = bytes ? ort::Reserve(call.room.sums, all_heads * 2) : nullptr;
+    const size_t most_heads = static_cast<size_t>(in.count(in.texts - 1)) * heads_;  // of one text's tokens
+    float* rotated = ort::Reserve(call.room.floats, most_heads * dim);
+    int8_t* rounded = bytes ? ort::Reserve(call.room.bytes, most_heads * dim * 2) : nullptr;
+    float* rounded_scales = bytes ? ort::Reserve(call.room.scales, most_heads) : nullptr;
+    int32_t* rounded_sums = bytes ? ort::Reserve(call.room.sums, most_heads * 2) : nullptr;
 
     for (const size_t output : {1, 2}) {  // whoever asks for another layer's has them as they are
       const ort::Tensor& past = output == 1 ? in.past_key : in.past_value;
       void* same = nullptr;
       if (in.shared && call.output(output, type, cache, 4, &same)) past.CopyTo(same);
     }
-    for (int s = 0, b = 0; s < in.sequences && !in.shared; s++) {  // others keep what they have
-      if (b < batch && in.sequence(b) == s) {
-        b++;
+    for (int s = 0, text = 0; s < in.sequences && !in.shared; s++) {  // others keep what they have
+      if (text < in.texts && in.sequence(text) == s) {
+        text++;
         continue;
       }
       Copy(in.past_key, keys + s * kv_heads_ * head_bytes, s, in.rows, in.rows, row_bytes, head_bytes);
       Copy(in.past_value, values + s * kv_heads_ * head_bytes, s, in.rows, in.rows, row_bytes, head_bytes);
     }
-    for (int b = 0; b < batch; b++) {
-      const int past = in.past(b), s = in.sequence(b);
+    for (int text = 0; text < in.texts; text++) {
+      const int past = in.past(text), s = in.sequence(text), tokens = in.count(text);
       const size_t before = s * kv_heads_ * head_bytes;
       uint8_t *of_keys = in.shared ? nullptr : keys + before, *of_values = in.shared ? nullptr : values + before;
       if (!in.shared) {
@@ -156,7 +156,7 @@ class GroupQuery : public Attends {
         Copy(in.past_value, of_values, s, past, in.rows, row_bytes, head_bytes);
       }
 
-      const size_t first_token = static_cast<size_t>(b) * tokens;
+      const size_t first_token = in.first(text);
       const float* from = in.query.as<float>() + first_token * width;
       const float* new_keys =
           packed ? from + static_cast<size_t>(heads_) * dim : in.key.as<float>() + first_token * kv_width;
@@ -195,7 +195,7 @@ class GroupQuery : public Attends {
                    " is not a number or infinite, which a cache in 8 bits cannot hold");
         }
       };
-      const bool few = all_heads * dim < call.team.least();
+      const bool few = static_cast<size_t>(tokens) * heads_ * dim < call.team.least();
       const int each = few ? tokens : tokens <= kFewTokens ? 1 : kAtATime;
       call.team.ShareBy(tokens, each, [&](int from_token, int to_token) {
         for (int t = from_token; t < to_token; t++) prepare(t);
@@ -211,7 +211,7 @@ class GroupQuery : public Attends {
         const size_t of_head = static_cast<size_t>(tokens) * in.bias.shape[3];
         a.bias_token = in.bias.shape[3];
         a.bias_head = in.bias.shape[1] > 1 ? of_head : 0;
-        a.bias = in.bias.as<float>() + (in.bias.shape[0] > 1 ? b * in.bias.shape[1] * of_head : 0);
+        a.bias = in.bias.as<float>() + (in.bias.shape[0] > 1 ? text * in.bias.shape[1] * of_head : 0);
       }
       Attend(call, a, bytes ? in.value_scale.as<float>() : nullptr, out + first_token * heads_ * dim);
     }

@@ -65,6 +65,10 @@ EDGE_EXPORT int edge_experts() { return 2; }
 // Whether heads of attention may have sinks. Those of a library without this function have none.
 EDGE_EXPORT int edge_head_sinks() { return 1; }
 
+// Whether attention takes a token of each of several texts and several of the last one, in a row. A library without this
+// function refuses such steps.
+EDGE_EXPORT int edge_mixed_steps() { return 1; }
+
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }
 

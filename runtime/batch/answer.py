@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge.runtime.decode.answer import FinishReason, Piece, Result, Timings, chooser, ends_of, result
 from edge.runtime.decode.answer_text import AnswerText, Said
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.decode.loop import chosen
-from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling
+from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.want import CANDIDATES, TOKENS, Want
+from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text
 
@@ -90,6 +90,13 @@ class BatchAnswer:
             token = self.sampler(row)
         self.push(token)
 
+    def try_take(self, row: Any, asked: Want) -> None:
+        """The same; an error ends the answer (`error`), and concerns no other."""
+        try:
+            self.take(row, asked)
+        except Exception as e:
+            self.error = e
+
     def push(self, token: int) -> None:
         """Go on with a token, which may end the answer (`finish`)."""
         self.tokens.append(token)
@@ -125,3 +132,17 @@ class BatchAnswer:
         text = self._text.decode(self.tokens) if self._shown is None else "".join(self._shown)
         thoughts = "".join(self._thoughts) if self._thoughts else None
         return result(text, self.tokens, self.finish, self.timings, thoughts)
+
+
+def wanted(engine: Engine, samplers: Sequence[Sampler]) -> Want:
+    """Return what a step is asked for: of logits in a device's memory only what the samplers need."""
+    if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
+        return TOKENS
+    if engine.remote and all(isinstance(sampler, Categorical) for sampler in samplers):
+        return CANDIDATES
+    return LOGITS
+
+
+def _likeliest(sampler: Sampler) -> bool:
+    """True if a sampler is certain to choose the likeliest token next."""
+    return not sampler.unsure if isinstance(sampler, Uncircling) else sampler is greedy

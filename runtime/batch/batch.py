@@ -15,28 +15,25 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.batch.answer import BatchAnswer
+from edge.runtime.batch.answer import BatchAnswer, wanted
+from edge.runtime.batch.pieces import Pieces
 from edge.runtime.decode.answer import drafts_of, forced
 from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import decode_steps, prefill
-from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.prefixes import Known, Prefixes, shared
-from edge.runtime.engine.slots import Slots
-from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
+from edge.runtime.engine.slots import OneSlot, Slots
+from edge.runtime.engine.want import LOGITS
 from edge.runtime.text.tokenizer import Text
 
 if TYPE_CHECKING:
     from edge.runtime.speculate.speculation import Speculation
 
 _log = logging.getLogger(__name__)
-
-SHORTEST = 4  # tokens of a prompt that are read at a time beside answers that grow
-SLOWER = 1.15  # as much longer may a piece take than a step of those that grow, or than the shortest piece
-FORGETS = 4  # steps in which what a step takes is forgotten, by and by
 
 
 @dataclasses.dataclass
@@ -47,25 +44,12 @@ class _Reading:
     cache: KVCache
 
 
-class _One:
-    """The place of one text at a time, where steps take one alone. See `Slots`."""
-
-    def __init__(self) -> None:
-        self.caches: list[KVCache] = []
-
-    def join(self, cache: KVCache) -> None:
-        self.caches.append(cache)
-
-    def leave(self, cache: KVCache) -> None:
-        self.caches.remove(cache)
-
-
 class Batch:
     """Grows answers in one engine, whose steps take several sequences: `add` them, and call `step` until it is `idle`.
 
-    The prompt that waits longest is read first. Where `fair`, it is read piece by piece between the steps of those that
-    grow, each piece in about the time of such a step, or in that of a shorter piece where more tokens take no longer,
-    and has memory of its own meanwhile; otherwise at once.
+    The prompt that waits longest is read first. Where `fair`, it is read piece by piece beside those that grow: each
+    piece in a step with their next tokens, where the engine `mixes`; else between their steps, in about the time of
+    such a step, and in memory of its own. Otherwise it is read at once.
 
     Args:
         engine: what runs the steps.
@@ -99,8 +83,9 @@ class Batch:
         self._steady = engine.independent and engine.routes is None
         self._speculation = speculation if self._steady else None
         self._capacity = capacity
-        self._slots = self._fitting() if engine.supports_batching else _One()
-        if isinstance(self._slots, _One):
+        self._slots = self._fitting() if engine.supports_batching else OneSlot()
+        self._mixes = fair and engine.mixes and engine.prefill is None and not isinstance(self._slots, OneSlot)
+        if isinstance(self._slots, OneSlot):
             self._width = 1
         self._waiting = deque[BatchAnswer]()
         self._reading: _Reading | None = None
@@ -108,8 +93,7 @@ class Batch:
         self._left: dict[KVCache, Known | None] = {}  # their prompts, as other texts may begin like them
         self._refused: list[BatchAnswer] = []  # before they began
         self._alone: Generator[list[int], None, None] | None = None  # steps of an answer that has drafts
-        self._step_s = self._shortest_s = 0.0  # what a step of those that grow takes, and the shortest piece
-        self._size = SHORTEST  # tokens of a piece beside those that grow
+        self._pieces = Pieces(chunk, mixed=self._mixes)
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
@@ -158,8 +142,10 @@ class Batch:
         ended += self._refused
         self._refused = []
         if self._reading is not None:
-            if not isinstance(self._slots, _One):
+            if not isinstance(self._slots, OneSlot):
                 self.close()
+            if self._mixes and self._growing:
+                return ended + self._mix(self._reading)
             ended += self._read(self._reading)
             if not self._fair:  # the next prompt may go with this one
                 return ended
@@ -173,7 +159,7 @@ class Batch:
         self._waiting = deque(answer for answer in self._waiting if not answer.cancelled)
         if self._reading is not None and self._reading.answer.cancelled:
             gone.append(self._reading.answer)
-            self._reading = None
+            self._forget(self._reading.cache)
         for cache, answer in [*self._growing.items()]:
             if answer.cancelled:
                 gone.append(answer)
@@ -198,7 +184,7 @@ class Batch:
             return
         self._waiting.popleft()
         answer.begin()
-        if not self._fair:
+        if self._mixes or not self._fair:
             self._slots.join(cache)
         if self._prefixes is not None:
             answer.timings.cached_tokens = self._prefixes.begin(answer.prompt, cache)
@@ -236,7 +222,7 @@ class Batch:
         rest = np.array(answer.prompt[cache.length :], np.int64)
         # The int8 prefill graph is for prompts of some length, and takes them whole.
         size = self._piece() if self._fair and self._engine.prefill is None else len(rest)
-        began, joined = time.perf_counter(), dict[KVCache, BatchAnswer]()
+        began = time.perf_counter()
         try:
             logits = prefill(
                 self._engine,
@@ -246,24 +232,58 @@ class Batch:
                 interrupted=answer.options.interrupted,
                 prompt=len(answer.prompt),
             )
-            if self._growing and size == self._size <= len(rest):
-                self._resize(time.perf_counter() - began)
-            if size < len(rest):
-                return []
-            self._reading = None
-            if logits is None:  # it was interrupted
-                answer.interrupt()
-            else:
-                self._join_alike(answer.prompt, cache, joined)
-                self._join(answer, cache)
-                for each in (answer, *joined.values()):
-                    _take(each, logits[0], LOGITS)
+        except Exception as e:  # of this text alone
+            answer.error = e
+            self._forget(cache)
+            return [answer]
+        if self._growing and size == self._pieces.size <= len(rest):
+            self._pieces.read(time.perf_counter() - began)
+        if logits is None:  # it was interrupted
+            answer.interrupt()
+            self._forget(cache)
+            return [answer]
+        return [] if size < len(rest) else self._was_read(reading, logits[0])
+
+    def _mix(self, reading: _Reading) -> list[BatchAnswer]:
+        """Run a step of all answers that grow with a piece of a prompt, whose slot is the last one."""
+        answer, cache = reading.answer, reading.cache
+        if answer.options.interrupted():
+            answer.interrupt()
+            self._forget(cache)
+            return [answer, *self._grow()]
+        caches = self._slots.caches[:-1]
+        answers = [self._growing[each] for each in caches]
+        piece = np.array(answer.prompt[cache.length :][: self._pieces.size], np.int64)
+        began, tokens = time.perf_counter(), np.array([each.last for each in answers], np.int64)
+        *rows, last = self._engine.step_all(self._slots, tokens, piece=piece)
+        for each, row in zip(answers, rows, strict=True):
+            each.try_take(row, LOGITS)
+        if len(piece) == self._pieces.size:
+            self._pieces.read(time.perf_counter() - began)
+        ended = self._ended(caches, answers)
+        return ended if cache.length < len(answer.prompt) else ended + self._was_read(reading, last)
+
+    def _was_read(self, reading: _Reading, logits: NDArray[np.float32]) -> list[BatchAnswer]:
+        """Let the answer to a prompt grow that was read, and those to the same prompt: all choose from the same logits
+        [V]. Returns those that end at once."""
+        answer, cache, joined = reading.answer, reading.cache, dict[KVCache, BatchAnswer]()
+        self._reading = None
+        try:
+            self._join_alike(answer.prompt, cache, joined)
+            self._join(answer, cache)
+            for each in (answer, *joined.values()):
+                each.try_take(logits, LOGITS)
         except Exception as e:  # of this text alone, and of those that were to be copies of it
-            self._reading = None
             for each in (answer, *joined.values()):
                 each.error = e
         caches = [each for each in (cache, *joined) if each in self._slots.caches]
         return self._ended(caches, [answer, *joined.values()])
+
+    def _forget(self, cache: KVCache) -> None:
+        """Read no more of a prompt."""
+        self._reading = None
+        if cache in self._slots.caches:
+            self._slots.leave(cache)
 
     def _join_alike(self, prompt: list[int], cache: KVCache, joined: dict[KVCache, BatchAnswer]) -> None:
         """Let the answers grow that wait next and have the same prompt, which a cache holds: it is read once for all.
@@ -287,29 +307,30 @@ class Batch:
     def _piece(self) -> int:
         """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what was found to
         take little time. Without kernels to which that makes no difference, always the same."""
-        return self._size if self._growing and self._engine.independent else self._chunk
-
-    def _resize(self, took_s: float) -> None:
-        """Let the next piece be longer where this one took little time, else shorter. A step reads all weights: up to
-        some number more tokens cost next to nothing."""
-        if self._size == SHORTEST:
-            self._shortest_s += (took_s - self._shortest_s) / (FORGETS if self._shortest_s else 1)
-        limit = SLOWER * max(self._step_s, self._shortest_s)
-        if took_s <= limit:
-            self._size = min(self._chunk, self._size + max(1, self._size // 4))
-        else:
-            self._size = max(SHORTEST, min(self._size - 1, int(self._size * limit / took_s)))
+        return self._pieces.size if self._growing and self._engine.independent else self._chunk
 
     def _join(self, answer: BatchAnswer, cache: KVCache) -> None:
         """Let an answer grow, whose prompt was read."""
         prompt, prefixes = answer.prompt, self._prefixes
         if self._fair:
-            if prefixes is not None:  # the memory in which it was read, before the slot is its memory
-                self._left[cache] = prefixes.leave(prompt, cache, prefixes.whole(len(prompt)))
-            self._slots.join(cache)
+            if prefixes is not None:
+                self._left[cache] = self._leave_behind(prompt, cache, prefixes)
+            if not self._mixes:
+                self._slots.join(cache)
         elif prefixes is not None:  # for the next prompt, or for one that anybody asks later
             prefixes.keep(prompt[: shared(prompt, self._waiting[0].prompt)] if self._waiting else prompt, cache)
         self._growing[cache] = answer
+
+    def _leave_behind(self, prompt: list[int], cache: KVCache, prefixes: Prefixes) -> Known | None:
+        """Let others begin with a prompt that was read: with the memory in which it was, before the slot is its memory,
+        or with a copy where it was read there."""
+        if self._mixes:
+            try:
+                cache, read = self._engine.new_cache(self._capacity), cache
+            except InputError:  # there is no memory for it at present
+                return None
+            cache.copy(read)
+        return prefixes.leave(prompt, cache, prefixes.whole(len(prompt)))
 
     def _grow(self) -> list[BatchAnswer]:
         """Run a step of all answers that grow."""
@@ -318,16 +339,16 @@ class Batch:
         began = time.perf_counter()
         alone = self._steady and len(answers) == 1 and not self.waiting
         alone = alone and (self._speculation is not None or answers[0].options.form is not None)
-        if alone or isinstance(self._slots, _One):
+        if alone or isinstance(self._slots, OneSlot):
             self._grow_alone(answers[0], caches[0])
         else:
             self.close()
-            wanted = self._asked()
+            want = wanted(self._engine, [each.sampler for each in answers])
             tokens = np.array([answer.last for answer in answers], np.int64)
-            rows = self._engine.step_all(self._slots, tokens, want=wanted)
+            rows = self._engine.step_all(self._slots, tokens, want=want)
             for answer, row in zip(answers, rows, strict=True):
-                _take(answer, row, wanted)
-            self._step_s += (time.perf_counter() - began - self._step_s) / (FORGETS if self._step_s else 1)
+                answer.try_take(row, want)
+            self._pieces.grew(time.perf_counter() - began)
         return self._ended(caches, answers)
 
     def _grow_alone(self, answer: BatchAnswer, cache: KVCache) -> None:
@@ -346,15 +367,6 @@ class Batch:
         except Exception as e:
             answer.error = e
 
-    def _asked(self) -> Want:
-        """Return what a step is asked for: of logits in a device's memory only what the samplers need."""
-        engine, samplers = self._engine, [each.sampler for each in self._growing.values()]
-        if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
-            return TOKENS
-        if engine.remote and all(isinstance(sampler, Categorical) for sampler in samplers):
-            return CANDIDATES
-        return LOGITS
-
     def _ended(self, caches: Sequence[KVCache], answers: Sequence[BatchAnswer]) -> list[BatchAnswer]:
         """Let the answers that have ended leave their slots."""
         ended = [answer for answer in answers if answer.finish is not None or answer.error is not None]
@@ -370,19 +382,7 @@ class Batch:
     def _leave(self, cache: KVCache) -> None:
         if len(self._growing) == 1:
             self.close()
-        self._slots.leave(cache)
+        read = None if self._reading is None or not self._mixes else self._reading.cache
+        self._slots.leave(cache, last=read)
         self._growing.pop(cache, None)
         self._left.pop(cache, None)
-
-
-def _take(answer: BatchAnswer, row: Any, asked: Want) -> None:
-    """Let an answer choose its next token, or end by an error."""
-    try:
-        answer.take(row, asked)
-    except Exception as e:  # of this text alone
-        answer.error = e
-
-
-def _likeliest(sampler: Sampler) -> bool:
-    """True if a sampler is certain to choose the likeliest token next."""
-    return not sampler.unsure if isinstance(sampler, Uncircling) else sampler is greedy

@@ -111,6 +111,14 @@ class Engine:
         return self.session.independent
 
     @property
+    def mixes(self) -> bool:
+        """True if a step of several texts can have several tokens of the last one: see `step_all`. Where rows would
+        depend on their neighbours, or a text is more than its keys and values, none can."""
+        plain = self.routes is None and self.long_rope is None and self.target is None and self.encoder is None
+        plain = plain and not self.remote and not self.bundle.manifest.states
+        return plain and self.supports_batching and self.independent and self.session.mixes
+
+    @property
     def pads(self) -> bool:
         """True if exact steps are padded to an even number of tokens: see `pad_to_even`. Those that states take up are
         not: a state would take up the last one twice."""
@@ -237,9 +245,15 @@ class Engine:
         cache.length -= tokens.shape[0] - size
         return made[:count]
 
-    def step_all(self, slots: Slots, tokens: NDArray[np.int64], *, want: Want = LOGITS) -> Any:
+    def step_all(
+        self, slots: Slots, tokens: NDArray[np.int64], *, piece: NDArray[np.int64] | None = None, want: Want = LOGITS
+    ) -> Any:
         """Run one of `tokens` [B] for each text in the slots, append it there, and return what is wanted of each: see
         `step`. The result is overwritten by the next step of as many texts.
+
+        piece: tokens [P] of the last text, of which there is none in `tokens` then, where the engine `mixes`: part of a
+        prompt, which is read along with the others' tokens (SARATHI, Agrawal et al. 2023). The last row of the logits
+        is of its last token.
 
         A text says what it says alone, whichever texts are next to it; exactly so where steps of one are exact. Where
         the graph has one route for all rows, the texts must have the same one.
@@ -250,8 +264,8 @@ class Engine:
         if batch is None:
             raise InputError(f"The graphs of {self.bundle.manifest.name} run one text at a time.")
         for cache in slots.caches:
-            cache.check_room(1)
+            cache.check_room(1 if piece is None or cache is not slots.caches[-1] else len(piece))
         try:
-            return batch.run(slots, tokens, want)
+            return batch.run(slots, tokens, want) if piece is None else batch.run_mixed(slots, tokens, piece)
         except FAILURES as e:
             raise failed(self.bundle, e) from e

@@ -10,6 +10,19 @@ from edge.runtime.providers.provider import Buffer
 Pairs = list[tuple[Buffer, Buffer]]
 
 
+class OneSlot:
+    """The place of one text at a time, where steps take one alone. See `Slots`."""
+
+    def __init__(self) -> None:
+        self.caches: list[KVCache] = []
+
+    def join(self, cache: KVCache) -> None:
+        self.caches.append(cache)
+
+    def leave(self, cache: KVCache, last: KVCache | None = None) -> None:
+        self.caches.remove(cache)
+
+
 class Slots:
     """Memory for up to `width` texts, each in a slice of the same buffers, shaped as in the cache `like`.
 
@@ -52,12 +65,15 @@ class Slots:
         self._move(cache, len(self.caches))
         self.caches.append(cache)
 
-    def leave(self, cache: KVCache) -> None:
-        """Free the slot of a cache, whose memory the last one takes."""
-        slot, last = self.caches.index(cache), self.caches.pop()
-        if last is not cache:
-            self._move(last, slot)
-            self.caches[slot] = last
+    def leave(self, cache: KVCache, last: KVCache | None = None) -> None:
+        """Free the slot of a cache, which the last one takes. last: the last one where it is to stay that: the one
+        before it takes the slot, and it that one's."""
+        slot, end = self.caches.index(cache), len(self.caches) - 1
+        for other in (end,) if last is None else (end - 1, end):
+            if other > slot:
+                self._move(self.caches[other], slot)
+                self.caches[slot], slot = self.caches[other], other
+        self.caches.pop()
 
     def _move(self, cache: KVCache, slot: int) -> None:
         """Take what a cache has of its text to a slot."""

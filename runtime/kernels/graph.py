@@ -47,6 +47,7 @@ from edge.runtime.kernels.nodes import (
     take_norms,
     take_position_bias,
     takes_bytes,
+    takes_mixed_steps,
 )
 from edge.runtime.kernels.packed import Matrix, PackedWeights, layout_of, packed_weights
 from edge.runtime.kernels.packed_file import described
@@ -73,7 +74,7 @@ class KernelGraph:
 
     independent: whether a row of its results has the same bits whatever rows are next to it in a step. inside: the
     names of the bundle's nodes in a node that joins several of them, by its name. files: of the matrices.
-    needs_kernels: whether only our kernels can run it.
+    needs_kernels: whether only our kernels can run it. mixes: see `takes_mixed_steps`.
     """
 
     model: Any
@@ -82,6 +83,7 @@ class KernelGraph:
     inside: dict[str, list[str]]
     files: list[MappedFile]
     needs_kernels: bool = False
+    mixes: bool = False
 
     @contextmanager
     def lent(self, kernels: Kernels) -> Iterator[bytes]:
@@ -127,6 +129,7 @@ def kernel_graph(
             without_kernels(f"the {PACKAGE} that is installed does not compute experts such as this model's")
         _drop_unread(model.graph)
         _take_operators(model.graph, layers_of(bundle.manifest), units, kernels)
+        mixes = takes_mixed_steps(model.graph, kernels.attention)
         inside = {} if apart and units is None else take_chains(model.graph)
         if units is not None and not are_one(model.graph):
             return None
@@ -147,7 +150,7 @@ def kernel_graph(
     more = () if bundle.manifest.embedding is None else BY_TEXTS
     matrices = {tensor.name for tensor in model.graph.initializer} if more else set[str]()
     independent = all(is_independent(node, more, matrices) for node in model.graph.node)
-    return KernelGraph(model, read, independent, inside, files, bool(of_gguf))
+    return KernelGraph(model, read, independent, inside, files, bool(of_gguf), mixes)
 
 
 def layers_of(manifest: Manifest) -> list[KVLayer]:

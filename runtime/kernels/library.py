@@ -69,11 +69,13 @@ class GgufPanel:
 @dataclass(frozen=True)
 class AttentionLimits:
     """What attention is computed of. largest_head: dimensions. more: whether scores may be bounded, and keys and values
-    be those of another layer. sinks: whether heads may have some."""
+    be those of another layer. sinks: whether heads may have some. mixed: whether a step may have, in a row, a token of
+    each of several texts and several of the last one."""
 
     largest_head: int
     more: bool
     sinks: bool = False
+    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Kernels:
         found = getattr(self.calls, "edge_largest_head", None)
         if found is None:
             return AttentionLimits(256, more=False)
-        return AttentionLimits(int(found()), more=True, sinks=hasattr(self.calls, "edge_head_sinks"))
+        sinks, mixed = (hasattr(self.calls, name) for name in ("edge_head_sinks", "edge_mixed_steps"))
+        return AttentionLimits(int(found()), more=True, sinks=sinks, mixed=mixed)
 
     @property
     def state_rows(self) -> int:

@@ -26,7 +26,7 @@ FULL_BIAS = 5  # the input of FULL that is added to scores
 FLOAT, INT64 = 1, 7  # TensorProto.DataType
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row
 CACHED = 3  # outputs of attention that writes keys and values; one that reads another layer's has the first alone
-SINK = 11  # an input of GroupQueryAttention
+BIAS, SINK = 10, 11  # inputs of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
 UNKNOWN = ("smooth_softmax", "qk_output", "rotary_interleaved")
 SOFTCAP = "softcap"  # that some of our kernels do not know: see `AttentionLimits`
@@ -315,6 +315,16 @@ def is_independent(node: Any, more: Collection[str] = (), matrices: Collection[s
     if node.domain not in (DOMAIN, INT8_DOMAIN) and node.op_type not in BY_ROWS and node.op_type not in more:
         return False
     return all(is_independent(inner, more) for branch in branches(node) for inner in branch.node)
+
+
+def takes_mixed_steps(graph: Any, limits: AttentionLimits) -> bool:
+    """True if a step of a graph may have, in a row, a token of each of several texts and several of the last one: all
+    that reads of texts is attention of our kernels."""
+    past = {value.name for value in graph.input if value.name.startswith("past.")}
+    readers = [node for node in graph.node if past.intersection(node.input)]
+    ours = all(node.op_type == ATTENTION and node.domain in (DOMAIN, INT8_DOMAIN) for node in readers)
+    biased = any(len(node.input) > BIAS and node.input[BIAS] for node in readers)
+    return limits.mixed and bool(readers) and ours and not biased
 
 
 def _small_step(node: Any) -> Any:

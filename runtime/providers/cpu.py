@@ -121,7 +121,7 @@ class Cpu:
             raise BundleError(f"onnxruntime {ort.__version__} does not take edge_kernels ({e})") from e
         with graph.lent(kernels) as model:
             session = open_session(model, name, options, [EXECUTION_PROVIDER], profile, files=graph.files)
-        session.independent, session.inside = graph.independent, graph.inside
+        session.independent, session.mixes, session.inside = graph.independent, graph.mixes, graph.inside
         session.inference.edge_matrices = graph.matrices  # bindings and runs keep it alive, and not ours
         return session
 

@@ -137,6 +137,8 @@ class Session:
         self.shapes: dict[str, list[int | str | None]] = {value.name: value.shape for value in (*inputs, *outputs)}
         # Whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
         self.independent = False
+        # Whether a step may have, in a row, a token of each of several texts and several of the last one.
+        self.mixes = False
         # The names of the bundle's nodes in each node that is several of them.
         self.inside: dict[str, list[str]] = {}
         # Whether a step may have a token of each of several sequences.

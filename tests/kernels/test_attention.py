@@ -68,6 +68,63 @@ def test_each_sequence_of_a_batch_has_rows_of_its_own(kernels: Kernels) -> None:
     np.testing.assert_allclose(mine[0], theirs[0], atol=3e-6, rtol=2e-5)
 
 
+MIXED = ["plain", "packed", "window", "bounded", "sinks", "wide heads", "a head of its own"]
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("piece", [1, 5, 37])
+def test_a_token_of_each_text_and_several_of_the_last_are_as_if_each_text_were_alone(
+    kernels: Kernels, name: str, int8: bool, piece: int
+) -> None:
+    if not kernels.attention.mixed:
+        pytest.skip("edge-lm-kernels are older than mixed steps; build them again")
+    shape, past = replace(SHAPES[name], int8=int8), [3, 140, 0, 70]
+    session, counts = session_of(shape, kernels), [1, 1, 1, piece]
+    each = [given(shape, [rows], count) for rows, count in zip(past, counts, strict=True)]
+    random = np.random.default_rng(11)
+    for step in each:  # others' are not the same
+        step["query"] = random.standard_normal(step["query"].shape, np.float32)
+    alone = [run(session, step) for step in each]
+    by_text = "past.key", "past.value", "last"
+    row = {
+        key: np.concatenate([step[key] for step in each], axis=int(key not in by_text))
+        for key in each[0]
+        if key != "total"
+    }
+    row["total"] = np.array([max(rows + count for rows, count in zip(past, counts, strict=True))], np.int32)
+    made, *cache = run(session, row)
+    wanted = np.concatenate([found[0] for found in alone], axis=1)
+    np.testing.assert_array_equal(made.view(np.uint32), wanted.view(np.uint32))
+    for mine, theirs in zip(cache, zip(*(found[1:] for found in alone), strict=True), strict=True):
+        np.testing.assert_array_equal(mine, np.concatenate(theirs))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"last": [3, 140, 70]}, "seqlens_k has 3 numbers and must have 4"),
+    ({"last": [3, 140, 0, 3]}, "seqlens_k is 3"),  # the last text has five tokens
+    ({"last": [3, 140, 0, 300]}, "seqlens_k is 300"),
+    ({"last": [-1, 140, 0, 74]}, "seqlens_k is -1"),
+    ({"total": [4]}, "total_sequence_length is 4"),
+    ({"total": [305]}, "total_sequence_length is 305"),
+])  # fmt: skip
+def test_texts_in_a_row_that_do_not_fit_are_refused(
+    kernels: Kernels, change: dict[str, list[int]], sentence: str
+) -> None:
+    if not kernels.attention.mixed:
+        pytest.skip("edge-lm-kernels are older than mixed steps; build them again")
+    step = given(Shape(), [3, 140, 0, 70], 1)
+    for name in ("query", "key", "value"):
+        step[name] = np.zeros((1, 8, step[name].shape[2]), np.float32)
+    step |= {"positions": np.zeros((1, 8), np.int64), "last": np.array([3, 140, 0, 74], np.int32)}
+    session = session_of(Shape(), kernels)
+    assert len(run(session, step)) == 3
+    with pytest.raises(Exception, match=sentence):
+        run(session, step | {name: np.array(value, np.int32) for name, value in change.items()})
+    with pytest.raises(Exception, match="the number of sequences of past_key is 4"):
+        run(session, step | {name: step[name][:, :3].copy() for name in ("query", "key", "value", "positions")})
+
+
 @pytest.mark.parametrize("int8", [False, True])
 def test_another_layers_keys_are_as_if_they_were_its_own(kernels: Kernels, int8: bool) -> None:
     """Keys and values that a layer has written, read by one that has none: the same bits."""

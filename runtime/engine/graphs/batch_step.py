@@ -1,4 +1,5 @@
-"""Steps of several texts, a token of each: every product has a row for each, and attention runs each by itself."""
+"""Steps of several texts, a token of each: every product has a row for each, and attention runs each by itself. Where
+the engine mixes, the last text may have several."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ class BatchSteps:
     def __init__(self, session: Session, vocab: int, units: int = 1) -> None:
         self._session, self._vocab, self._units = session, vocab, units
         self._steps: WeakKeyDictionary[Slots, dict[tuple[int, Want], BatchStep]] = WeakKeyDictionary()
+        self._mixed: WeakKeyDictionary[Slots, dict[int, MixedStep]] = WeakKeyDictionary()
 
     def row_route(self, cache: KVCache) -> RowRoute:
         """Return what the next token of a text runs through."""
@@ -45,6 +47,15 @@ class BatchSteps:
         if step is None:
             step = steps[shape] = BatchStep(self._session, slots, self._vocab, self._units, want)
         return step.run(slots.caches, tokens, [self.row_route(cache) for cache in slots.caches])
+
+    def run_mixed(self, slots: Slots, tokens: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Append `tokens` [B - 1] to the texts in the slots but the last one, and `piece` [P] to that: see
+        `Engine.step_all`."""
+        steps, size = self._mixed.setdefault(slots, {}), slots.size
+        step = steps.get(size)
+        if step is None:
+            step = steps[size] = MixedStep(self._session, slots, self._vocab)
+        return step.run(slots.caches, tokens, piece)
 
 
 class BatchStep(CacheBinding):
@@ -103,4 +114,42 @@ class BatchStep(CacheBinding):
         made = self._result.array[:count, 0]
         if self._want == TOKENS:
             check_tokens(made, None, self._vocab, whole=False)
+        return made
+
+
+class MixedStep(CacheBinding):
+    """A step of all slots that the texts take at present, bound to their memory: a row of tokens, one of each text and
+    then all others of the last one."""
+
+    def __init__(self, session: Session, slots: Slots, vocab: int) -> None:
+        super().__init__(session)
+        assert slots.size == len(slots.caches), "every slot has a text where rows are independent"
+        provider, texts = slots.provider, slots.size
+        self._provider = provider
+        last, total = provider.allocate((texts,), np.int32), provider.allocate((), np.int32)
+        rows, self._result = provider.allocate((texts,), np.int64), provider.allocate((1, texts, vocab), np.float32)
+        self._last, self._total, self._rows = last.array, total.array, rows.array
+        self.share({"seqlens_k": last, "total_sequence_length": total, "logit_rows": rows})
+        self.keep(slots.part(texts)[0])
+        self._bound.output(LOGITS, self._result)
+
+    def run(self, caches: list[KVCache], tokens: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Append a token to each of the caches but the last one, and a piece to that; logits [B, V] of what follows,
+        overwritten by the next step."""
+        *growing, read = caches
+        size = len(growing) + len(piece)
+        given, places = (self._provider.allocate((1, size), np.int64) for _ in range(2))
+        given.array[0] = [*tokens, *piece]
+        places.array[0] = [*(cache.length for cache in growing), *range(read.length, read.length + len(piece))]
+        for i, cache in enumerate(growing):
+            self._last[i] = cache.grow(places.array[0, i : i + 1], ALL)
+        read.positions[read.length : read.length + len(piece)] = places.array[0, len(growing) :]
+        read.length += len(piece)
+        self._last[-1] = read.length
+        self._total[...] = caches[0].total or self._last.max()
+        self._last -= 1
+        self._rows[:] = [*range(len(growing)), size - 1]
+        self.share({"input_ids": given, "position_ids": places})
+        self._bound.run()
+        made: NDArray[np.float32] = self._result.array[0]
         return made
