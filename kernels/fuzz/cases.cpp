@@ -268,10 +268,15 @@ class Maker {
     }
     const bool bytes = r.once_in(2), rotary = !r.once_in(3), biased = r.once_in(3);
     const int64_t batch = packed ? packed->dims[0] : r.once_in(3) ? r.from(1, 3) : 1;
-    const int64_t tokens = packed ? packed->dims[1] : r.once_in(4) ? r.from(17, 40) : r.from(1, 6);
+    int64_t tokens = packed ? packed->dims[1] : r.once_in(4) ? r.from(17, 40) : r.from(1, 6);
+    // In a row, a token of each text, and all others of the last one.
+    const bool mixed = batch == 1 && !biased && (!packed || tokens > 1) && r.once_in(3);
+    const int64_t texts = !mixed ? batch : packed ? r.from(2, std::min<int64_t>(tokens, 4)) : r.from(2, 4);
+    if (mixed && !packed) tokens += texts - 1;
+    const int64_t of_last = mixed ? tokens - texts + 1 : tokens;
     const int64_t most = r.once_in(6) ? 330 : 70, past = r.once_in(3) ? 0 : r.from(0, most);
     const bool apart = !packed && r.once_in(2), shared = apart && r.once_in(3);  // another layer has written the step's
-    const int64_t all = past + tokens, rows = !shared && r.once_in(5) ? past : all + r.from(0, 9);
+    const int64_t all = past + of_last, rows = !shared && !mixed && r.once_in(5) ? past : all + r.from(0, 9);
     Made made;
     made.node.domain = bytes ? "edge.int8" : "edge";
     made.node.op = "GroupQueryAttention";
@@ -287,13 +292,16 @@ class Maker {
     if (apart)
       for (int i : {1, 2}) inputs[i] = Floats({batch, shared ? 0 : tokens, kv_heads * dim});
     for (int i : {3, 4}) {
-      inputs[i] = bytes ? Numbers(kInt8, {batch, kv_heads, rows, dim}) : Floats({batch, kv_heads, rows, dim});
+      inputs[i] = bytes ? Numbers(kInt8, {texts, kv_heads, rows, dim}) : Floats({texts, kv_heads, rows, dim});
       for (size_t k = 0; bytes && k < inputs[i]->count(); k++)
         inputs[i]->as<int8_t>()[k] = static_cast<int8_t>(r.next());
     }
-    inputs[5] = Numbers(kInt32, {batch});
-    for (int64_t b = 0; b < batch; b++)  // the first is the longest
-      inputs[5]->as<int32_t>()[b] = static_cast<int32_t>(tokens - 1 + (b ? r.from(0, past) : past));
+    inputs[5] = Numbers(kInt32, {texts});
+    for (int64_t b = 0; b < texts; b++) {
+      const bool last = b == texts - 1, longest = mixed ? last : !b;
+      const int64_t own = !mixed || last ? of_last : 1;
+      inputs[5]->as<int32_t>()[b] = static_cast<int32_t>(own - 1 + (longest ? past : r.from(0, past)));
+    }
     inputs[6] = Integer(static_cast<int32_t>(all));
     if (rotary) {
       const Dims table{all + r.from(0, 5), 8 * r.from(1, dim / 16)};
@@ -311,7 +319,7 @@ class Maker {
     }
     if (bytes)
       for (int i : {12, 13}) inputs[i] = Ones(r.once_in(2) ? Dims{kv_heads * dim} : Dims{1, kv_heads, 1, dim});
-    const Dims cache{batch, kv_heads, std::max(rows, all), dim};
+    const Dims cache{texts, kv_heads, std::max(rows, all), dim};
     const Type type = bytes ? kInt8 : kFloat;
     made.outputs = {Numbers(kFloat, {batch, tokens, heads * dim}), Numbers(type, cache), Numbers(type, cache)};
     if (shared && !r.once_in(3)) made.outputs.resize(1);

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.batch.answer import BatchAnswer, wanted
-from edge.runtime.batch.pieces import Pieces
+from edge.runtime.batch.pieces import MixedPieces, Pieces
 from edge.runtime.decode.answer import drafts_of, forced
 from edge.runtime.decode.generate_options import never
 from edge.runtime.decode.loop import decode_steps, prefill
@@ -93,7 +93,7 @@ class Batch:
         self._left: dict[KVCache, Known | None] = {}  # their prompts, as other texts may begin like them
         self._refused: list[BatchAnswer] = []  # before they began
         self._alone: Generator[list[int], None, None] | None = None  # steps of an answer that has drafts
-        self._pieces = Pieces(chunk, mixed=self._mixes)
+        self._pieces = MixedPieces(chunk) if self._mixes else Pieces(chunk)
 
     def _fitting(self) -> Slots:
         """Memory for as many sequences as are wanted, or as there is room for."""
@@ -236,8 +236,8 @@ class Batch:
             answer.error = e
             self._forget(cache)
             return [answer]
-        if self._growing and size == self._pieces.size <= len(rest):
-            self._pieces.read(time.perf_counter() - began)
+        if self._growing and size <= len(rest):
+            self._pieces.read(len(self._growing), size, time.perf_counter() - began)
         if logits is None:  # it was interrupted
             answer.interrupt()
             self._forget(cache)
@@ -253,13 +253,13 @@ class Batch:
             return [answer, *self._grow()]
         caches = self._slots.caches[:-1]
         answers = [self._growing[each] for each in caches]
-        piece = np.array(answer.prompt[cache.length :][: self._pieces.size], np.int64)
+        size = self._pieces.beside(len(caches))
+        piece = np.array(answer.prompt[cache.length : cache.length + size], np.int64)
         began, tokens = time.perf_counter(), np.array([each.last for each in answers], np.int64)
         *rows, last = self._engine.step_all(self._slots, tokens, piece=piece)
         for each, row in zip(answers, rows, strict=True):
             each.try_take(row, LOGITS)
-        if len(piece) == self._pieces.size:
-            self._pieces.read(time.perf_counter() - began)
+        self._pieces.read(len(caches), len(piece), time.perf_counter() - began)
         ended = self._ended(caches, answers)
         return ended if cache.length < len(answer.prompt) else ended + self._was_read(reading, last)
 
@@ -307,7 +307,8 @@ class Batch:
     def _piece(self) -> int:
         """Tokens of a prompt that are read at a time: all that a step takes where nothing grows, else what was found to
         take little time. Without kernels to which that makes no difference, always the same."""
-        return self._pieces.size if self._growing and self._engine.independent else self._chunk
+        growing = len(self._growing)
+        return self._pieces.beside(growing) if growing and self._engine.independent else self._chunk
 
     def _join(self, answer: BatchAnswer, cache: KVCache) -> None:
         """Let an answer grow, whose prompt was read."""
@@ -348,7 +349,7 @@ class Batch:
             rows = self._engine.step_all(self._slots, tokens, want=want)
             for answer, row in zip(answers, rows, strict=True):
                 answer.try_take(row, want)
-            self._pieces.grew(time.perf_counter() - began)
+            self._pieces.grew(len(answers), time.perf_counter() - began)
         return self._ended(caches, answers)
 
     def _grow_alone(self, answer: BatchAnswer, cache: KVCache) -> None:

@@ -1,4 +1,5 @@
-"""How many tokens of a prompt are read at a time beside answers that grow."""
+"""How many tokens of a prompt are read at a time beside answers that grow. A step reads all weights, so that up to some
+number more tokens cost next to nothing; the number is found by how long steps take."""
 
 from __future__ import annotations
 
@@ -6,38 +7,78 @@ SHORTEST = 4  # tokens
 SLOWER = 1.15  # as much longer may a piece by itself take than a step of those that grow, or than the shortest piece
 MIXED_SLOWER = 1.8  # and a step of those that grow with a piece of a prompt
 FORGETS = 4  # steps in which what a step takes is forgotten, by and by
+AGAIN = 16  # steps after which it is measured again what a step takes that has next to nothing of a prompt
+LONGER = 1.2  # where it seems to take as much longer than before, it is measured twice: one may be slow by whatever
 
 
 class Pieces:
-    """The size of a prompt's pieces, found by how long they take: a step reads all weights, so that up to some number
-    more tokens cost next to nothing.
+    """Pieces that are read by themselves, between the steps of those that grow.
 
     Args:
         most: tokens of a step.
-        mixed: whether a piece is read in the same step as the next tokens of those that grow.
     """
 
-    def __init__(self, most: int, *, mixed: bool) -> None:
-        self._most, self._mixed = most, mixed
-        self._step_s = self._shortest_s = 0.0  # what a step of those that grow takes, and the shortest piece
-        self.size = min(SHORTEST, most)
+    slower = SLOWER
 
-    def grew(self, took_s: float) -> None:
-        """Learn what a step took of those that grow, without a piece."""
+    def __init__(self, most: int) -> None:
+        self._most, self._least = most, min(SHORTEST, most)
+        self._step_s = self._shortest_s = 0.0  # what a step of those that grow takes, and the shortest piece
+        self.size = self._least
+
+    def beside(self, growing: int) -> int:
+        """Tokens of the next piece, beside so many answers that grow."""
+        return self.size
+
+    def grew(self, growing: int, took_s: float) -> None:
+        """Learn what a step took of those that grow alone."""
         self._step_s = _moved(self._step_s, took_s)
 
-    def read(self, took_s: float) -> None:
+    def read(self, growing: int, size: int, took_s: float) -> None:
         """Let the next piece be longer where one of `size` took little time, else shorter."""
-        if self.size <= SHORTEST:
+        if size != self.size:  # the last one of a prompt
+            return
+        if size == self._least:
             self._shortest_s = _moved(self._shortest_s, took_s)
-        if self._mixed:  # not of a stand-in where the step itself is known: others wait for that
-            limit = MIXED_SLOWER * (self._step_s or self._shortest_s)
-        else:
-            limit = SLOWER * max(self._step_s, self._shortest_s)
+        self._resize(took_s, max(self._step_s, self._shortest_s))
+
+    def _resize(self, took_s: float, step_s: float) -> None:
+        limit = self.slower * step_s
         if took_s <= limit:
             self.size = min(self._most, self.size + max(1, self.size // 4))
         else:
-            self.size = max(min(SHORTEST, self._most), min(self.size - 1, int(self.size * limit / took_s)))
+            self.size = max(self._least, min(self.size - 1, int(self.size * limit / took_s)))
+
+
+class MixedPieces(Pieces):
+    """Pieces that are read in the same steps as the next tokens of those that grow. What such a step takes without one
+    depends on how many grow, and is measured by a piece of one token where it is not known, or not any more."""
+
+    slower = MIXED_SLOWER
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._steps_s: dict[int, float] = {}  # by how many grow
+        self._known: dict[int, int] = {}  # when these were measured
+        self._steps = 0
+        self._doubted: dict[int, float] = {}  # what seemed to take longer than before, and is measured again
+
+    def beside(self, growing: int) -> int:
+        return self.size if self._steps < self._known.get(growing, -AGAIN) + AGAIN else 1
+
+    def grew(self, growing: int, took_s: float) -> None:
+        if growing not in self._doubted and took_s > LONGER * self._steps_s.get(growing, took_s):
+            self._doubted[growing] = took_s
+            self._known.pop(growing, None)
+            return
+        self._steps_s[growing] = min(took_s, self._doubted.pop(growing, took_s))
+        self._known[growing] = self._steps
+
+    def read(self, growing: int, size: int, took_s: float) -> None:
+        if size == 1:
+            self.grew(growing, took_s)
+        elif size == self.size:
+            self._resize(took_s, self._steps_s[growing])
+        self._steps += 1
 
 
 def _moved(mean_s: float, took_s: float) -> float:

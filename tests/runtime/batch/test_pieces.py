@@ -6,23 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from edge.runtime.batch.pieces import MIXED_SLOWER, SHORTEST, SLOWER, Pieces
+from edge.runtime.batch.pieces import AGAIN, MIXED_SLOWER, SHORTEST, SLOWER, MixedPieces, Pieces
 
 STEP_S = 1.0
+GROWING = 3
 
 
-def pieces(*, mixed: bool = False) -> Pieces:
-    found = Pieces(64, mixed=mixed)
-    found.grew(STEP_S)
+def pieces(most: int = 64) -> Pieces:
+    found = Pieces(most)
+    found.grew(GROWING, STEP_S)
     return found
 
 
-def sizes(pieces: Pieces, takes: Callable[[int], float], count: int = 40) -> list[int]:
+def sizes(pieces: Pieces, takes: Callable[[int], float], count: int = 40, growing: int = GROWING) -> list[int]:
     """The sizes of pieces that take so long each."""
     found = []
     for _ in range(count):
-        found.append(pieces.size)
-        pieces.read(takes(pieces.size))
+        found.append(size := pieces.beside(growing))
+        pieces.read(growing, size, takes(size))
     return found
 
 
@@ -38,21 +39,41 @@ def test_pieces_take_no_longer_than_a_step_where_each_token_costs() -> None:
     assert set(sizes(pieces(), lambda size: STEP_S * size)[10:]) <= {SHORTEST, SHORTEST + 1}
 
 
-def test_a_step_with_a_piece_takes_less_than_two_without() -> None:
-    found = sizes(pieces(mixed=True), lambda size: STEP_S * (1 + size / 10))
-    assert min(found[10:]) >= 7 and max(found) <= 10 * (MIXED_SLOWER - 1) * 1.25
-    assert MIXED_SLOWER < 2  # what those that grow wait for at most
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_one_slow_piece_is_soon_forgotten(mixed: bool) -> None:
-    found = pieces(mixed=mixed)
+def test_one_slow_piece_is_soon_forgotten() -> None:
+    found = pieces()
     before = sizes(found, lambda size: STEP_S * max(1.0, size / 16))[-1]
-    found.read(20 * STEP_S)
+    found.read(GROWING, found.size, 20 * STEP_S)
     assert found.size < before / 2
     assert sizes(found, lambda size: STEP_S * max(1.0, size / 16))[-1] >= 14
 
 
 def test_pieces_are_never_more_than_a_step_takes() -> None:
     assert max(sizes(pieces(), lambda size: 0.0)) == 64
-    assert {*sizes(Pieces(2, mixed=False), lambda size: 0.0)} == {2}
+    assert {*sizes(pieces(2), lambda size: 0.0)} == {2}
+
+
+def test_a_step_with_a_piece_takes_less_than_two_without() -> None:
+    found = [size for size in sizes(MixedPieces(64), lambda size: STEP_S * (1 + size / 10)) if size > 1]
+    assert min(found[10:]) >= 7 and max(found) <= 11 * (MIXED_SLOWER - 1) * 1.25
+    assert MIXED_SLOWER < 2  # what those that grow wait for at most
+
+
+def test_what_a_step_takes_is_measured_for_each_number_of_those_that_grow_and_again() -> None:
+    """By a piece of one token: with more that grow, or longer texts, pieces are not shorter for that."""
+    mixed, growing, count = MixedPieces(64), 15, 2 * AGAIN + 1
+    few = sizes(mixed, lambda size: STEP_S * (1 + size / 10), count)
+    many = sizes(mixed, lambda size: STEP_S * (3 + size / 10), count, growing)
+    for found in few, many:
+        assert [at for at, size in enumerate(found) if size == 1] == [0, AGAIN, 2 * AGAIN]
+    assert max(many) >= 20
+    longer = sizes(mixed, lambda size: STEP_S * (6 + size / 10), count, growing)
+    assert max(longer) >= 40 > max(many) and longer.count(1) == 3  # the first time it is measured twice
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_one_slow_step_changes_little(size: int) -> None:
+    mixed = MixedPieces(64)
+    before = max(sizes(mixed, lambda size: STEP_S * (1 + size / 20)))
+    mixed.read(GROWING, size, 50 * STEP_S)
+    assert max(sizes(mixed, lambda size: STEP_S * (1 + size / 20), 2)) <= before * 1.5
+    assert before * 0.7 <= max(sizes(mixed, lambda size: STEP_S * (1 + size / 20), 3 * AGAIN)[-AGAIN:]) <= before * 1.5
