@@ -246,6 +246,7 @@ class Batch:
 
     def _mix(self, reading: _Reading) -> list[BatchAnswer]:
         """Run a step of all answers that grow with a piece of a prompt, whose slot is the last one."""
+        assert isinstance(self._slots, Slots), "one at a time mixes nothing"
         answer, cache = reading.answer, reading.cache
         if answer.options.interrupted():
             answer.interrupt()

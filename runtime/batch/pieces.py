@@ -8,6 +8,7 @@ SLOWER = 1.15  # as much longer may a piece by itself take than a step of those 
 MIXED_SLOWER = 1.8  # and a step of those that grow with a piece of a prompt
 FORGETS = 4  # steps in which what a step takes is forgotten, by and by
 AGAIN = 16  # steps after which it is measured again what a step takes that has next to nothing of a prompt
+TOO_SLOW = 1.5  # as much slower than it may be: then it is measured at once
 LONGER = 1.2  # where it seems to take as much longer than before, it is measured twice: one may be slow by whatever
 
 
@@ -43,10 +44,11 @@ class Pieces:
 
     def _resize(self, took_s: float, step_s: float) -> None:
         limit = self.slower * step_s
+        fits = int(self.size * limit / max(took_s, limit / 2, 1e-9))  # at most twice as many
         if took_s <= limit:
-            self.size = min(self._most, self.size + max(1, self.size // 4))
+            self.size = min(self._most, max(fits, self.size + max(1, self.size // 4)))
         else:
-            self.size = max(self._least, min(self.size - 1, int(self.size * limit / took_s)))
+            self.size = max(self._least, min(fits, self.size - 1))
 
 
 class MixedPieces(Pieces):
@@ -77,6 +79,8 @@ class MixedPieces(Pieces):
         if size == 1:
             self.grew(growing, took_s)
         elif size == self.size:
+            if took_s > TOO_SLOW * self.slower * self._steps_s[growing]:  # texts may be longer than they were
+                self._known.pop(growing, None)
             self._resize(took_s, self._steps_s[growing])
         self._steps += 1
 
