@@ -253,11 +253,17 @@ class Batch:
             self._forget(cache)
             return [answer, *self._grow()]
         caches = self._slots.caches[:-1]
-        answers = [self._growing[each] for each in caches]
-        size = self._pieces.beside(len(caches))
+        answers, size = [self._growing[each] for each in caches], self._pieces.beside(len(caches))
+        if not size:
+            return self._grow()
         piece = np.array(answer.prompt[cache.length : cache.length + size], np.int64)
         began, tokens = time.perf_counter(), np.array([each.last for each in answers], np.int64)
-        *rows, last = self._engine.step_all(self._slots, tokens, piece=piece)
+        try:
+            *rows, last = self._engine.step_all(self._slots, tokens, piece=piece)
+        except Exception as e:  # of this text alone: where it is not, the others have it, too
+            answer.error = e
+            self._forget(cache)
+            return [answer, *self._grow()]
         for each, row in zip(answers, rows, strict=True):
             each.try_take(row, LOGITS)
         self._pieces.read(len(caches), len(piece), time.perf_counter() - began)
@@ -326,17 +332,17 @@ class Batch:
     def _leave_behind(self, prompt: list[int], cache: KVCache, prefixes: Prefixes) -> Known | None:
         """Let others begin with a prompt that was read: with the memory in which it was, before the slot is its memory,
         or with a copy where it was read there."""
-        if self._mixes:
-            try:
-                cache, read = self._engine.new_cache(self._capacity), cache
-            except InputError:  # there is no memory for it at present
-                return None
-            cache.copy(read)
-        return prefixes.leave(prompt, cache, prefixes.whole(len(prompt)))
+
+        def copied() -> KVCache:
+            found = self._engine.new_cache(self._capacity)
+            found.copy(cache)
+            return found
+
+        return prefixes.leave(prompt, cache, prefixes.whole(len(prompt)), copied=copied if self._mixes else None)
 
     def _grow(self) -> list[BatchAnswer]:
         """Run a step of all answers that grow."""
-        caches = [*self._slots.caches]
+        caches = [each for each in self._slots.caches if each in self._growing]
         answers = [self._growing[cache] for cache in caches]
         began = time.perf_counter()
         alone = self._steady and len(answers) == 1 and not self.waiting

@@ -7,9 +7,9 @@ SHORTEST = 4  # tokens
 SLOWER = 1.15  # as much longer may a piece by itself take than a step of those that grow, or than the shortest piece
 MIXED_SLOWER = 1.8  # and a step of those that grow with a piece of a prompt
 FORGETS = 4  # steps in which what a step takes is forgotten, by and by
-AGAIN = 16  # steps after which it is measured again what a step takes that has next to nothing of a prompt
-TOO_SLOW = 1.5  # as much slower than it may be: then it is measured at once
+AGAIN = 16  # steps with pieces after which it is measured again what a step takes without one
 LONGER = 1.2  # where it seems to take as much longer than before, it is measured twice: one may be slow by whatever
+TOO_SLOW = 1.5  # where a step with a piece takes as much longer than it may, it is measured at once
 
 
 class Pieces:
@@ -53,36 +53,36 @@ class Pieces:
 
 class MixedPieces(Pieces):
     """Pieces that are read in the same steps as the next tokens of those that grow. What such a step takes without one
-    depends on how many grow, and is measured by a piece of one token where it is not known, or not any more."""
+    depends on how many grow, and on how long their texts are: where it is not known, or not any more, the next step has
+    no piece."""
 
     slower = MIXED_SLOWER
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self._steps_s: dict[int, float] = {}  # by how many grow
-        self._known: dict[int, int] = {}  # when these were measured
-        self._steps = 0
-        self._doubted: dict[int, float] = {}  # what seemed to take longer than before, and is measured again
+        self._doubted_s: dict[int, float] = {}  # what was measured once, and seems long
+        self._left: dict[int, int] = {}  # steps with pieces until it is measured again
 
     def beside(self, growing: int) -> int:
-        return self.size if self._steps < self._known.get(growing, -AGAIN) + AGAIN else 1
+        """The same; 0 where a step shall have none."""
+        return self.size if self._left.get(growing, 0) else 0
 
     def grew(self, growing: int, took_s: float) -> None:
-        if growing not in self._doubted and took_s > LONGER * self._steps_s.get(growing, took_s):
-            self._doubted[growing] = took_s
-            self._known.pop(growing, None)
+        if growing not in self._doubted_s and took_s > LONGER * self._steps_s.get(growing, 0.0):
+            self._doubted_s[growing] = took_s
+            self._left[growing] = 0
             return
-        self._steps_s[growing] = min(took_s, self._doubted.pop(growing, took_s))
-        self._known[growing] = self._steps
+        self._steps_s[growing] = min(took_s, self._doubted_s.pop(growing, took_s))
+        self._left[growing] = AGAIN
 
     def read(self, growing: int, size: int, took_s: float) -> None:
-        if size == 1:
-            self.grew(growing, took_s)
-        elif size == self.size:
-            if took_s > TOO_SLOW * self.slower * self._steps_s[growing]:  # texts may be longer than they were
-                self._known.pop(growing, None)
-            self._resize(took_s, self._steps_s[growing])
-        self._steps += 1
+        self._left[growing] -= 1
+        if size != self.size:
+            return
+        if size > self._least and took_s > TOO_SLOW * self.slower * self._steps_s[growing]:
+            self._left[growing] = 0  # texts may be longer than they were
+        self._resize(took_s, self._steps_s[growing])
 
 
 def _moved(mean_s: float, took_s: float) -> float:

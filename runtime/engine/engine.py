@@ -248,12 +248,12 @@ class Engine:
     def step_all(
         self, slots: Slots, tokens: NDArray[np.int64], *, piece: NDArray[np.int64] | None = None, want: Want = LOGITS
     ) -> Any:
-        """Run one of `tokens` [B] for each text in the slots, append it there, and return what is wanted of each: see
-        `step`. The result is overwritten by the next step of as many texts.
+        """Run one of `tokens` [B] for each of the first B texts in the slots, append it there, and return what is
+        wanted of each: see `step`. The result is overwritten by the next step of as many texts.
 
-        piece: tokens [P] of the last text, of which there is none in `tokens` then, where the engine `mixes`: part of a
-        prompt, which is read along with the others' tokens (SARATHI, Agrawal et al. 2023). The last row of the logits
-        is of its last token.
+        piece: tokens [P] of the last text, which has none of `tokens`, where the engine `mixes`: a part of a prompt,
+        which is read along with the others' tokens (SARATHI, Agrawal et al. 2023). The last row of the logits is of its
+        last token. Where such a step fails, nothing was appended.
 
         A text says what it says alone, whichever texts are next to it; exactly so where steps of one are exact. Where
         the graph has one route for all rows, the texts must have the same one.
@@ -263,8 +263,10 @@ class Engine:
         batch = self.graphs.batch
         if batch is None:
             raise InputError(f"The graphs of {self.bundle.manifest.name} run one text at a time.")
-        for cache in slots.caches:
-            cache.check_room(1 if piece is None or cache is not slots.caches[-1] else len(piece))
+        for cache in slots.caches[: len(tokens)]:
+            cache.check_room(1)
+        if piece is not None:
+            slots.caches[-1].check_room(len(piece))
         try:
             return batch.run(slots, tokens, want) if piece is None else batch.run_mixed(slots, tokens, piece)
         except FAILURES as e:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import InputError
 from edge.runtime.engine.cache import KVCache, Rows
 from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.shares import Share
@@ -127,11 +128,19 @@ class Prefixes:
             text.rows = cache.first_rows(len(text.tokens))
             self._enter(text)
 
-    def leave(self, tokens: Sequence[int], cache: KVCache, alike: int, written: int = 0) -> Known | None:
+    def leave(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        alike: int,
+        written: int = 0,
+        copied: Callable[[], KVCache] | None = None,
+    ) -> Known | None:
         """Keep the memory of a cache, which holds a text that begins with `tokens`, until it is withdrawn.
 
         alike: of its tokens those that were read as a prompt's are that begins there. written: rows that were ever
-        written, where these are more.
+        written, where these are more. copied: gives a copy of the cache, whose memory is kept instead; InputError where
+        there is none.
 
         Returns:
             What is kept, before whose rows are written again it must be withdrawn; None where nothing is.
@@ -139,7 +148,11 @@ class Prefixes:
         text = self._new(tokens, len(tokens) if self.exact else min(alike, len(tokens)), cache, written)
         if text is None or not self._room(text):
             return None
-        text.rows = cache.buffers
+        try:
+            text.rows = cache.buffers if copied is None else copied().buffers
+        except InputError:
+            self.withdraw(text)
+            return None
         self._enter(text)
         return text
 

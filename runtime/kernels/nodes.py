@@ -319,7 +319,8 @@ def is_independent(node: Any, more: Collection[str] = (), matrices: Collection[s
 
 def takes_mixed_steps(graph: Any, limits: AttentionLimits) -> bool:
     """True if a step of a graph may have, in a row, a token of each of several texts and several of the last one: all
-    that reads of texts is attention of our kernels."""
+    that reads of texts is attention of our kernels. What reads them in branches, or reads what another layer has kept,
+    is that where the graph `is_independent`."""
     past = {value.name for value in graph.input if value.name.startswith("past.")}
     readers = [node for node in graph.node if past.intersection(node.input)]
     ours = all(node.op_type == ATTENTION and node.domain in (DOMAIN, INT8_DOMAIN) for node in readers)

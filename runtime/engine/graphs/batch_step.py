@@ -41,12 +41,14 @@ class BatchSteps:
         return ALL, None
 
     def run(self, slots: Slots, tokens: NDArray[np.int64], want: Want) -> Any:
-        """Append `tokens` [B] to the texts in the slots: see `Engine.step_all`."""
-        steps, shape = self._steps.setdefault(slots, {}), (slots.size, want)
+        """Append `tokens` [B] to the first B texts in the slots: see `Engine.step_all`."""
+        caches = slots.caches[: len(tokens)]
+        size = slots.size if len(caches) == len(slots.caches) else len(caches)
+        steps, shape = self._steps.setdefault(slots, {}), (size, want)
         step = steps.get(shape)
         if step is None:
-            step = steps[shape] = BatchStep(self._session, slots, self._vocab, self._units, want)
-        return step.run(slots.caches, tokens, [self.row_route(cache) for cache in slots.caches])
+            step = steps[shape] = BatchStep(self._session, slots, self._vocab, self._units, want, size)
+        return step.run(caches, tokens, [self.row_route(cache) for cache in caches])
 
     def run_mixed(self, slots: Slots, tokens: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.float32]:
         """Append `tokens` [B - 1] to the texts in the slots but the last one, and `piece` [P] to that: see
@@ -59,11 +61,11 @@ class BatchSteps:
 
 
 class BatchStep(CacheBinding):
-    """A step of all slots that the texts take at present, bound to their memory."""
+    """A step of the first `size` slots, bound to their memory."""
 
-    def __init__(self, session: Session, slots: Slots, vocab: int, units: int, want: Want) -> None:
+    def __init__(self, session: Session, slots: Slots, vocab: int, units: int, want: Want, size: int) -> None:
         super().__init__(session)
-        provider, size = slots.provider, slots.size
+        provider = slots.provider
         self._provider, self._want, self._vocab = provider, want, vocab
         tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
         last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
@@ -150,6 +152,12 @@ class MixedStep(CacheBinding):
         self._last -= 1
         self._rows[:] = [*range(len(growing)), size - 1]
         self.share({"input_ids": given, "position_ids": places})
-        self._bound.run()
+        try:
+            self._bound.run()
+        except Exception:  # another step may be right without the piece
+            for cache, place in zip(growing, places.array[0], strict=False):
+                cache.length = int(place)
+            read.length -= len(piece)
+            raise
         made: NDArray[np.float32] = self._result.array[0]
         return made

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from texts import SENTENCES
 
 import edge
 from edge.bundle import Bundle
+from edge.errors import BundleError
 from edge.runtime.batch.answer import BatchAnswer
 from edge.runtime.batch.batch import Batch
+from edge.runtime.batch.pieces import MixedPieces
 from edge.runtime.decode.generate_options import GenerateOptions
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.graphs.batch_step import MixedStep
 from edge.runtime.engine.prefixes import Prefixes
 from edge.runtime.kernels.library import find_kernels
 from edge.runtime.model import Model
@@ -32,8 +36,11 @@ def model(pristine_tiny_bundle: Bundle, request: pytest.FixtureRequest) -> Model
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Of each mixed step: the tokens of those that grow, and those of the prompt."""
-    found, run = list[tuple[int, int]](), Engine.step_all
+    """Of each mixed step: the tokens of those that grow, and those of the prompt, whose pieces are of all sizes."""
+    found, run, sizes = list[tuple[int, int]](), Engine.step_all, np.random.default_rng(3)
+    # Whatever the clock says: 0 is a step of those that grow alone.
+    monkeypatch.setattr(MixedPieces, "beside", lambda *given: int(sizes.choice([0, 1, 2, 4, 7, 12, 32])))
+    monkeypatch.setattr(MixedPieces, "read", lambda *given: None)
 
     def counted(self: Engine, slots: Any, tokens: Any, *, piece: Any = None, **more: Any) -> Any:
         if piece is not None:
@@ -95,6 +102,7 @@ def test_answers_are_those_one_by_one(
         assert [each.error for each in answers] == [None] * len(answers)
         assert [each.tokens for each in answers] == alone
     assert len(pieces) > 10 and {grows for grows, _ in pieces} >= {1, width - 1}
+    assert {1, 2, 4, 7, 12, 32} & {size for _, size in pieces} >= {1, 4, 7}
     if prefixes is not None:
         prefixes.close()
 
@@ -142,3 +150,43 @@ def test_an_error_of_a_prompts_answer_is_its_own(model: Model, pieces: list[tupl
     ended = run(batch, [fails], 1)
     assert str(fails.error) == "no token" and grows.error is None and pieces
     assert grows.tokens == alone.tokens and len(ended) == 2
+
+
+def test_a_piece_that_fails_ends_its_own_answer_and_no_other(
+    model: Model, pieces: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = prompts_of(model, 3)
+    alone = [answer_of(model, 0, first, 30), answer_of(model, 2, third, 5)]
+    for one in alone:
+        run(batch_of(model), [one], 1)
+    bind, broken = MixedStep.__init__, [True]
+
+    class Fails:
+        def __init__(self, bound: Any) -> None:
+            self._bound = bound
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._bound, name)
+
+        def run(self) -> None:
+            if broken:
+                raise RuntimeError("a key that is not a number")
+            self._bound.run()
+
+    def failing(self: MixedStep, *given: Any) -> None:
+        bind(self, *given)
+        self._bound = Fails(self._bound)
+
+    monkeypatch.setattr(MixedStep, "__init__", failing)
+    batch, grows, fails = batch_of(model), answer_of(model, 0, first, 30), answer_of(model, 1, second, 5)
+    batch.add(grows)
+    while not grows.tokens:
+        batch.step()
+    batch.add(fails)
+    while fails.error is None:
+        batch.step()
+    assert isinstance(fails.error, BundleError) and "not a number" in str(fails.error) and not fails.tokens
+    broken.clear()
+    after = answer_of(model, 2, third, 5)
+    run(batch, [after], 1)
+    assert [grows.tokens, after.tokens] == [each.tokens for each in alone]
