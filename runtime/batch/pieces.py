@@ -5,7 +5,7 @@ from __future__ import annotations
 
 SHORTEST = 4  # tokens
 SLOWER = 1.15  # as much longer may a piece by itself take than a step of those that grow, or than the shortest piece
-MIXED_SLOWER = 1.8  # and a step of those that grow with a piece of a prompt
+MIXED_SLOWER = 2.0  # and a step of those that grow with a piece of a prompt
 FORGETS = 4  # steps in which what a step takes is forgotten, by and by
 AGAIN = 16  # steps with pieces after which it is measured again what a step takes without one
 LONGER = 1.2  # where it seems to take as much longer than before, it is measured twice: one may be slow by whatever

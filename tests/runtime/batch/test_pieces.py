@@ -55,11 +55,11 @@ def test_pieces_are_never_more_than_a_step_takes() -> None:
     assert {*sizes(pieces(2), lambda size: 0.0)} == {2}
 
 
-def test_a_step_with_a_piece_takes_less_than_two_without() -> None:
+def test_a_step_with_a_piece_takes_at_most_as_long_as_two_without() -> None:
     found = sizes(MixedPieces(64), lambda size: STEP_S * (1 + size / 10))
     pieces = [size for size in found if size]
     assert min(pieces[10:]) >= 7 and max(pieces) <= 10 * (MIXED_SLOWER - 1) * 1.25
-    assert MIXED_SLOWER < 2  # what those that grow wait for at most
+    assert MIXED_SLOWER <= 2  # what those that grow wait for at most
 
 
 def test_what_a_step_takes_without_a_piece_is_measured_for_each_number_of_those_that_grow_and_again() -> None:
@@ -80,7 +80,7 @@ def test_a_long_prompt_is_read_by_few_tokens_and_says_nothing_of_the_next_one() 
     slow = sizes(mixed, lambda size: STEP_S * (1 + (2 + size / 10 if size else 0)))
     assert {*slow[10:]} <= {0, SHORTEST, SHORTEST + 1} and slow.count(0) <= 5
     quick = sizes(mixed, lambda size: STEP_S * (1 + size / 10))
-    assert 7 <= max(quick) <= 10
+    assert 8 <= max(quick) <= 12
 
 
 @pytest.mark.parametrize("slow", range(6))
@@ -89,5 +89,5 @@ def test_one_slow_step_changes_little(slow: int) -> None:
     mixed, found = MixedPieces(64), list[int]()
     for at in range(3 * AGAIN):
         found += sizes(mixed, lambda size, at=at: STEP_S * (50 if at == slow else 1 + size / 20), 1)  # type: ignore[misc]
-    assert 14 <= max(found) <= 20 and found.count(0) <= 7
+    assert 16 <= max(found) <= 25 and found.count(0) <= 7
     assert found[2 * AGAIN] >= 10
