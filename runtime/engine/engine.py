@@ -249,7 +249,7 @@ class Engine:
         self, slots: Slots, tokens: NDArray[np.int64], *, piece: NDArray[np.int64] | None = None, want: Want = LOGITS
     ) -> Any:
         """Run one of `tokens` [B] for each of the first B texts in the slots, append it there, and return what is
-        wanted of each: see `step`. The result is overwritten by the next step of as many texts.
+        wanted of each: see `step`. The result is overwritten by the next one.
 
         piece: tokens [P] of the last text, which has none of `tokens`, where the engine `mixes`: a part of a prompt,
         which is read along with the others' tokens (SARATHI, Agrawal et al. 2023). The last row of the logits is of its

@@ -26,15 +26,16 @@ class OneSlot:
 class Slots:
     """Memory for up to `width` texts, each in a slice of the same buffers, shaped as in the cache `like`.
 
-    `caches` are those of the texts that are there, in the order of their slots. They take the first ones, without gaps,
-    so that a step of all reads one slice. Where steps on `like` are exact, steps of several texts are, too: kernels
-    compute rows in pairs, and a last one that is alone differs in its last bits, so that a slot may run for nothing.
+    `caches` are those of the texts that are there, in the order of their slots, of which there are `width`. They take
+    the first ones, without gaps, so that a step of all reads one slice. Where steps on `like` are exact, steps of
+    several texts are, too: kernels compute rows in pairs, and a last one that is alone differs in its last bits, so
+    that a slot may run for nothing.
     """
 
     def __init__(self, like: KVCache, width: int) -> None:
         self.provider, self._multiple = like.provider, 2 if like.exact else 1
         self.caches: list[KVCache] = []
-        self._width = self._filled(width)
+        self.width = self._filled(width)
         self._memory = [(self._of_all(key), self._of_all(value)) for key, value in like.memory]
         states = {} if like.states is None else like.states.memory
         self._states = {name: self._of_all(buffer) for name, buffer in states.items()}
@@ -44,7 +45,7 @@ class Slots:
 
     def _of_all(self, like: Buffer) -> Buffer:
         """Memory for all texts of a buffer [1, ...]."""
-        return self.provider.allocate((self._width, *like.shape[1:]), like.dtype)
+        return self.provider.allocate((self.width, *like.shape[1:]), like.dtype)
 
     @property
     def size(self) -> int:

@@ -17,7 +17,7 @@ from edge.runtime.engine.route import NO_LIMIT, Route
 from edge.runtime.engine.slots import Slots
 from edge.runtime.engine.want import CANDIDATES, LOGITS, TOKENS, Want
 from edge.runtime.kernels.units import LIMITS, ROUTE, of_all
-from edge.runtime.providers.provider import Session
+from edge.runtime.providers.provider import Buffer, Session
 
 ALL: Route = (0,)  # of a graph of all layers, which is one unit
 
@@ -35,6 +35,16 @@ class BatchSteps:
         self._session, self._vocab, self._units = session, vocab, units
         self._steps: WeakKeyDictionary[Slots, dict[tuple[int, Want], BatchStep]] = WeakKeyDictionary()
         self._mixed: WeakKeyDictionary[Slots, dict[int, MixedStep]] = WeakKeyDictionary()
+        self._logits: WeakKeyDictionary[Slots, Buffer] = WeakKeyDictionary()
+
+    def _result(self, slots: Slots, want: Want, texts: int) -> Buffer:
+        """Memory for the result of a step of so many texts [B, ...]. Steps of all sizes share that of logits."""
+        if want == TOKENS:
+            return slots.provider.allocate((texts, 1), np.int64)
+        logits = self._logits.get(slots)
+        if logits is None:
+            logits = self._logits[slots] = slots.provider.allocate((slots.width, 1, self._vocab), np.float32)
+        return slots.provider.part(logits, (texts, 1, self._vocab))
 
     def row_route(self, cache: KVCache) -> RowRoute:
         """Return what the next token of a text runs through."""
@@ -47,7 +57,8 @@ class BatchSteps:
         steps, shape = self._steps.setdefault(slots, {}), (size, want)
         step = steps.get(shape)
         if step is None:
-            step = steps[shape] = BatchStep(self._session, slots, self._vocab, self._units, want, size)
+            result = self._result(slots, want, size)
+            step = steps[shape] = BatchStep(self._session, slots, self._vocab, self._units, want, result)
         return step.run(caches, tokens, [self.row_route(cache) for cache in caches])
 
     def run_mixed(self, slots: Slots, tokens: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -56,24 +67,23 @@ class BatchSteps:
         steps, size = self._mixed.setdefault(slots, {}), slots.size
         step = steps.get(size)
         if step is None:
-            step = steps[size] = MixedStep(self._session, slots, self._vocab)
+            step = steps[size] = MixedStep(self._session, slots, self._result(slots, LOGITS, size))
         return step.run(slots.caches, tokens, piece)
 
 
 class BatchStep(CacheBinding):
-    """A step of the first `size` slots, bound to their memory."""
+    """A step of the first slots, bound to their memory: of as many as there is memory for results."""
 
-    def __init__(self, session: Session, slots: Slots, vocab: int, units: int, want: Want, size: int) -> None:
+    def __init__(self, session: Session, slots: Slots, vocab: int, units: int, want: Want, result: Buffer) -> None:
         super().__init__(session)
-        provider = slots.provider
+        provider, size = slots.provider, result.shape[0]
         self._provider, self._want, self._vocab = provider, want, vocab
         tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
         last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
         self._by_row = ROUTE in session.inputs  # whether each text may run through units of its own
         runs = provider.allocate((units, size if self._by_row else 1), np.bool_)
         limits = provider.allocate(runs.shape, np.float32)
-        shape, dtype = ((size, 1), np.int64) if want == TOKENS else ((size, 1, vocab), np.float32)
-        self._result = provider.allocate(shape, dtype)
+        self._result = result
         self._tokens, self._positions = tokens.array, positions.array
         self._held = np.zeros((units, size), np.int32)  # rows of each text in a unit, after the step
         self._last, self._total, self._runs, self._limits = last.array, total.array, runs.array, limits.array
@@ -123,13 +133,13 @@ class MixedStep(CacheBinding):
     """A step of all slots that the texts take at present, bound to their memory: a row of tokens, one of each text and
     then all others of the last one."""
 
-    def __init__(self, session: Session, slots: Slots, vocab: int) -> None:
+    def __init__(self, session: Session, slots: Slots, result: Buffer) -> None:
         super().__init__(session)
         assert slots.size == len(slots.caches), "every slot has a text where rows are independent"
         provider, texts = slots.provider, slots.size
         self._provider = provider
         last, total = provider.allocate((texts,), np.int32), provider.allocate((), np.int32)
-        rows, self._result = provider.allocate((texts,), np.int64), provider.allocate((1, texts, vocab), np.float32)
+        rows, self._result = provider.allocate((texts,), np.int64), provider.part(result, (1, *result.shape[::2]))
         self._last, self._total, self._rows = last.array, total.array, rows.array
         self.share({"seqlens_k": last, "total_sequence_length": total, "logit_rows": rows})
         self.keep(slots.part(texts)[0])
